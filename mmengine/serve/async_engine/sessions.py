@@ -111,7 +111,7 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """How many frames waited for more frames to fill an encoder patch, when `facts` was last called."""
+        """How many frames wait until later frames complete their patch. Calling `facts` updates the count."""
         return len(self._frames.held)
 
     @property
@@ -121,7 +121,7 @@ class AsyncSession:
 
     @property
     def next_frame_waits(self) -> bool:
-        """Whether the next frame would wait for further frames to fill a patch. Valid within a `turn`."""
+        """Whether the next frame would wait until further frames complete its patch. Read within a `turn`."""
         return not self._frames.is_almost_whole
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ class AsyncSession:
     async def frame_in_turn(
         self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
     ) -> Appended | None:
-        """Append a frame within a `turn`. `index` is the sender's number for the frame; see `has_frame`."""
+        """Append a frame within a `turn`. `has_frame` recognizes a repeated frame by the sender's `index`."""
         is_film = self._frames.are_read_together
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)
@@ -174,9 +174,9 @@ class AsyncSession:
         return None
 
     def has_frame(self, image: object, seconds: float, index: int | None) -> bool:
-        """Return whether this frame, with this index, already waits for further frames.
+        """Return whether an equal frame with the same index already waits for further frames.
 
-        Valid within a `turn`.
+        Call this method only within a `turn`.
         """
         return self._frames.holds(image, seconds, index)
 

@@ -85,7 +85,7 @@ class AsyncChatStream:
 
 
 class AsyncAnswers(ABC):
-    """Adds `generate`, `chat` and the JSON methods to an engine with `stream`."""
+    """Adds `generate`, `chat` and the JSON methods to an engine that has the method `stream`."""
 
     config: EngineConfig
 

@@ -62,8 +62,8 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return a shard's index. Call this method on the whole file's index, so that the file is not read
-        again.
+        """Return a shard's RequestIndex without reading the file again. Call this method on the whole file's
+        RequestIndex.
         """
         part = copy.copy(self)
         part.shard = shard
@@ -121,7 +121,7 @@ class _Hashing:
 
 
 class AnswerFile:
-    """Appends answers to the answer file. An answer counts as delivered when the disk has it.
+    """Appends answers to the answer file. An answer counts as delivered after a sync to the disk.
 
     With `fresh`, the file is emptied because its contents belong to an earlier run. Otherwise only an
     incomplete last line is removed. Raises InvalidRequest for a file that does not belong to this batch.
@@ -129,7 +129,8 @@ class AnswerFile:
 
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
-        # Unbuffered, since a buffer would keep bytes that a full disk has refused and write them later.
+        # The file is unbuffered, since a buffer would keep bytes that a full disk has refused, and write them
+        # later.
         is_new = fresh or not path.exists()
         self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
         self.answered: set[int] = set()  # indices of requests whose answers the file had when it was opened
@@ -147,7 +148,7 @@ class AnswerFile:
             raise
 
     def write(self, line: bytes, request_id: str) -> None:
-        """Append an answer line. `request_id` is empty for a line that never became a request.
+        """Append an answer line. `request_id` is empty if the request was never submitted.
 
         If writing raises an OSError, the file still ends with a complete line, and the caller may retry.
         """
@@ -192,7 +193,7 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Return the indices at which requests have an answer in the file. Raises InvalidRequest.
+    """Return the indices of the requests that the file answers. Raises InvalidRequest.
 
     The file is not changed.
     """
@@ -239,7 +240,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
-    """Return the request index to which an answer line belongs, or None."""
+    """Return the answered request's index, or None if the line answers no request in the shard."""
     head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:

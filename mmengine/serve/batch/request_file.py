@@ -1,6 +1,6 @@
 """Reads request files and formats answer lines. Both files have a JSON object in each line.
 
-The first line is a request, the second its answer, and the third the answer to a failed request:
+The example lines are a request, an answer, and the answer to a failed request:
 
     {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
@@ -58,7 +58,7 @@ class RequestFile:
     """Iterates over a shard's lines as jobs. For an invalid line, the iterator yields the error instead.
 
     Indices count the shard's lines from 0. `custom_ids` holds each line's id until `answer_line` takes it.
-    `answered` has the request indices that the answer file already answers. `media_options` apply to all
+    `answered` has the indices whose answers are already in the answer file. `media_options` apply to all
     prompts.
     """
 

@@ -1,7 +1,7 @@
 """Runs many prompts through an engine.
 
-Worker threads prepare prompts ahead, while a limited number of answers is in flight. Also runs a single
-request for callers that read its outputs.
+Worker threads prepare prompts ahead, while a limited number of answers is in flight. The module also runs a
+single request for callers that read the request's outputs.
 """
 
 import threading
@@ -108,7 +108,8 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
     """Yield an iterator over a request's outputs.
 
     The iterator steps the engine; its last output has the completion. Leaving the block cancels a running
-    request. Answers for running batches are kept in `batch_done`.
+    request. If a running batch's request ends meanwhile, `batch_done` keeps the request's answer for the
+    batch.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -157,7 +158,7 @@ class _Batch:
         self.num_workers = media_workers(config.media_workers)
         self._holding: set[int] = set()  # indices of prepared jobs whose pixels take media memory
         self._stopped = False
-        self._awaited = -1  # index of the job that was submitted last or is submitted next
+        self._awaited = -1  # index of the job for which `_submit` waits, or which it submitted last
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:

@@ -42,11 +42,11 @@ def image_frame(
     part: dict[str, object] | None = None,
     media_options: dict[str, object] | None = None,
 ) -> ImageFrame:
-    """Return an image's sizes and orientation. If boxes are in pixels of the resized image, the image is
-    prepared to find the resized size.
+    """Return an image's sizes and orientation. If the model writes boxes in the resized image's pixels, the
+    image is prepared to determine the resized width and height.
 
-    `part`, `media_options`: the image's message part and the prompt's options, which may limit its size.
-    Raises InvalidMedia for an unreadable image.
+    `part`, `media_options`: the image's message part and the prompt's options, which may limit the image's
+    size. Raises InvalidMedia for an unreadable image.
     """
     opened = image if isinstance(image, Image.Image) else open_image(image)
     try:

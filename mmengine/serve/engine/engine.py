@@ -67,7 +67,8 @@ class Engine(TypedAnswers, PooledAnswers):
       records the hang and the process ends.
     * `texts`: with False, outputs have token ids but no text, so that callers can decode the ids on another
       thread.
-    * `untrusted`: whether media come from untrusted callers, for `media_decoding="auto"`.
+    * `untrusted`: whether media come from untrusted callers. With `media_decoding="auto"`, separate processes
+      then decode the media.
     * `loras`: LoRA adapters as a dict from the name in requests to a folder or a hub id. Pass {} if adapters
       will only be loaded later.
     * `builder`: replaces `mmengine.build.build` in tests.
@@ -206,8 +207,8 @@ class Engine(TypedAnswers, PooledAnswers):
     def stalled(self) -> bool:
         """Whether the log's disk is full.
 
-        While the disk is full, new requests are refused, and running requests continue as long as the log can
-        be written. Each `step` checks again whether the disk has room.
+        While the disk is full, new requests are refused, and running requests continue as long as the log's
+        reserved disk space lasts. Each `step` checks again whether the disk has room.
         """
         return bool(self._core.stalled)
 
@@ -236,7 +237,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return not self.requests
 
     def step(self, *, received: bool = True) -> list[RequestOutput]:
-        """Compute a step and return its outputs, in the engine's order.
+        """Compute a step and return the step's outputs, in the order in which the core returns them.
 
         The log keeps complete answers until they are delivered. With `received` (the default), this call
         marks all earlier answers as delivered. With `received=False`, call `requests.delivered` for each
@@ -302,10 +303,10 @@ class Engine(TypedAnswers, PooledAnswers):
 
         A session is a prompt that grows (docs/how-to/sessions.md). Appended content is prefilled at once, and
         questions about the content can be asked. `length` limits the session's tokens (0: max_model_len).
-        When the limit is reached, the session keeps its anchor and its most recent content, together at most
-        `keep` tokens (0: half of the length). After `idle_s` seconds without a request, the session is closed
-        (0: never). `adapter` names the LoRA adapter for the whole session. The id may name a session that the
-        previous process opened. Raises InvalidRequest, QueueFull.
+        When the limit is reached, the session keeps its anchor (see `Session.append`) and its most recent
+        content, together at most `keep` tokens (0: half of the length). After `idle_s` seconds without a
+        request, the session is closed (0: never). `adapter` names the LoRA adapter for the whole session. The
+        id may name a session that the previous process opened. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
             self.pooled.check_chats()
@@ -345,7 +346,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return f"a step made no progress for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
-        """Record in the log that the step hangs, and close the log so that another engine can continue.
+        """Record in the log that the step hangs, and close the log, which another engine can then continue.
 
         Called on another thread. Returns True if the log is closed; this engine must not be used afterwards.
         Does nothing and returns False if the step does not hang in a call to the device.

@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Collects `in_patch` video frames, which form a patch that the encoder reads together.
+    """Collects video frames until `in_patch` frames form a patch, which the encoder reads as a unit.
 
     Frames are held until a request that includes them has succeeded, so a failed request loses no frame.
     """
@@ -156,9 +156,9 @@ class Session:
         """Append a text, a message part (an image or a video), or a list of texts and parts, and prefill the
         content.
 
-        Content with `anchor` is kept when a session that is too long is cut. Each text is tokenized
-        separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed is raised, the
-        session is unchanged.
+        With `anchor`, the content stays in the session when the session exceeds its length and drops older
+        content. Each text is tokenized separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or
+        RequestFailed is raised, the session is unchanged.
         """
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
@@ -168,8 +168,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits: it is submitted when its patch is complete or when other content is
-        appended. The image is checked at once. Raises the same errors as `append`.
+        Returns None if the frame waits until its patch is complete or until other content is appended. The
+        image is checked at once. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
@@ -186,10 +186,10 @@ class Session:
     ) -> Completion:
         """Ask a question, which ends the user's turn, and return the answer.
 
-        `question` is content as for `append`.
+        `question` has the same types as the content for `append`.
 
-        The session then includes the answer's tokens. Takes the same options as `Engine.submit`, except `n`.
-        Raises the same errors as `append`.
+        Afterwards the session also includes the answer's tokens. Takes the same options as `Engine.submit`,
+        except `n`. Raises the same errors as `append`.
         """
         facts, given = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *as_parts(question)]

@@ -203,11 +203,12 @@ class TypedAnswers(ABC):
         return decode_answer(self.generate([messages], sampling, **options)[0], schema, confidence)
 
     def boxes(self, value: object, schema: object, image: ImageSource) -> dict[str, Box]:
-        """Return the boxes in an answer about one image in the image file's pixels, keyed by JSON pointer.
+        """Return the boxes in an answer about a single image, by JSON pointer, in the image file's pixels.
 
         A box is the value for a key `bbox_2d`, or for a schema with `"x-mmengine-box": true`. `value` has
         JSON types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says why a
-        box does not lie in the image. Raises InvalidRequest if the model's plugin does not name its unit.
+        box does not lie in the image. Raises InvalidRequest if the plugin does not declare how the model
+        writes boxes.
         """
         return answer_boxes(value, schema, image, self.box_unit(), self.processor)
 
@@ -229,11 +230,11 @@ class TypedAnswers(ABC):
         """Yield `generate_json`'s result as a growing partial value while the model generates it.
 
         A partial value has JSON types (a dict for an object). Each value extends the previous value, except
-        if a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify
-        the values, because they share their complete parts. No other request may run until the iterator ends.
-        Closing the iterator cancels the request. Reading the first value raises the same errors as
-        `generate_json`. With `confidence`, each value is a ConfidentValue, and only the last value has
-        confidences.
+        if a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify a
+        value, because later values share the parts that are already complete. No other request may run until
+        the iterator ends. Closing the iterator cancels the request. Reading the first value raises the same
+        errors as `generate_json`. With `confidence`, each value is a ConfidentValue, and only the last value
+        has confidences.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form

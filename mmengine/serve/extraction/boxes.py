@@ -27,7 +27,7 @@ def has_boxes(schema: bytes) -> bool:
 
 
 def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder: Path, out: Path) -> None:
-    """Write to `out` the boxes in all answers about a single picture. Pictures are relative to `folder`.
+    """Write boxes to `out`, for each answer about a single picture. Picture paths are relative to `folder`.
 
     Raises InvalidRequest if the unit of the model's boxes is unknown.
     """

@@ -60,8 +60,8 @@ class Columns:
 def _add(
     root: object, schema: object, pointer: str, followed: frozenset[str], found: dict[str, None]
 ) -> None:
-    """Add a schema's columns. `followed`: the references that lead to this schema. An object that contains
-    itself has a single column.
+    """Add a schema's columns. `followed`: the references that lead to this schema. A schema that refers to
+    itself has a single column, because each reference is followed only once.
     """
     properties = list(_properties(root, schema, followed, set()))
     if not properties:
@@ -94,7 +94,8 @@ def _properties(
 
 def leaves(value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
     """Yield the JSON pointer and the value of each scalar, and of each empty array and object."""
-    pending = [("", value)]  # A stack, because an answer may be nested more deeply than Python calls.
+    # A stack instead of recursion, because an answer may be nested more deeply than Python's recursion limit.
+    pending = [("", value)]
     while pending:
         pointer, each = pending.pop()
         if isinstance(each, dict) and each:

@@ -16,12 +16,12 @@ from mmengine.serve.prompt.media_memory import media_workers
 
 # The time limit for a document is this many times the limit for a single item (prepare_timeout_s).
 ITEMS_PER_DOCUMENT = 10
-COPY_SIDE = 1024  # Maximum side of a small copy, in pixels.
+COPY_SIDE = 1024  # Maximum width and height of a small copy, in pixels.
 
 
 class PagePainter:
-    """Draws pages and small copies in decoder processes. Thread-safe. At most `num_workers` items are drawn
-    at the same time.
+    """Draws pages, and small copies for the review page, in decoder processes. Thread-safe. At most
+    `num_workers` items are drawn in parallel.
     """
 
     def __init__(self, config: EngineConfig, dpi: int, max_pages: int) -> None:

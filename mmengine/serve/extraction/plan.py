@@ -86,7 +86,7 @@ class WorkFolder:
         if manifest.exists():
             self._check(manifest, wanted)
             return
-        # After a kill in the middle of write_whole, the folder has an incomplete manifest.
+        # If the process was killed in `write_whole`, the folder may have an incomplete manifest.
         part = f"{MANIFEST}.part"
         if self.path.exists() and any(each.name != part for each in self.path.iterdir()):
             raise InvalidRequest(f"{self.path} is not the work folder of an extraction; name another --work")
@@ -162,7 +162,8 @@ def _request(job: Job, row: Row) -> bytes:
     parts: list[dict[str, object]] = [{"type": "image", "image": path, **given} for path in row.pictures]
     text = job.prompt.replace(SCHEMA, job.schema.decode())
     parts.append({"type": "text", "text": text})
-    # Valid JSON has line breaks only between tokens, and a request is one line.
+    # Replace line breaks, because a request must be a single line. Valid JSON has line breaks only between
+    # tokens.
     schema = msgspec.Raw(job.schema.replace(b"\n", b" ").replace(b"\r", b" "))
     line = {
         "custom_id": row.request,

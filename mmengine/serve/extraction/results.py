@@ -66,7 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Answer(msgspec.Struct):
     text: str = ""
-    content: str | None = None  # The answer after its reasoning.
+    content: str | None = None  # The answer's text after the reasoning.
     finish_reason: str = ""
     field_confidence: dict[str, FieldConfidence] | None = None
     error: str = ""

@@ -2,8 +2,8 @@
 rows come first.
 
 File names, answers and pictures are untrusted. Therefore all texts are escaped, and pictures are drawn again
-in decoder processes. The page's content security policy allows only the page's own style, and no scripts and
-no network.
+in decoder processes. The page's content security policy allows only the page's own style and embedded
+pictures. Scripts and network access are blocked.
 """
 
 import base64
@@ -29,8 +29,8 @@ from mmengine.structured_output.field_confidence.others import OtherValue
 MAX_ROWS = 500  # Maximum number of rows on the page. The least certain rows are shown.
 MAX_PICTURES = 8  # Maximum number of pictures for a row.
 MAX_FIELDS = 200  # Maximum number of fields for a row.
-MAX_PICTURE_BYTES = 64 * 2**20  # Maximum size of all pictures on the page together.
-MIN_OTHER_P = 0.01  # Minimum probability with which another possible value is shown.
+MAX_PICTURE_BYTES = 64 * 2**20  # Maximum total size of the page's pictures, in bytes.
+MIN_OTHER_P = 0.01  # Minimum probability for another possible value to be shown.
 _MAX_OTHERS = 3
 _AHEAD = 16  # Maximum number of rows whose pictures are drawn ahead.
 
@@ -127,7 +127,7 @@ def _image(picture: bytes | None, number: int, boxes: str) -> str:
 
 
 def _boxes(boxes: dict[str, PlacedBox]) -> str:
-    """Return a drawing of the boxes, which lies over the row's only picture."""
+    """Return an SVG drawing of the boxes, which the page shows over the row's only picture."""
     rects = []
     for pointer, box in boxes.items():
         if box.shown is not None:

@@ -69,7 +69,8 @@ def json_line(result: Result) -> str:
     if result.boxes:
         boxes = {name: {"pixels": box.pixels, "problem": box.problem} for name, box in result.boxes.items()}
         head["boxes"] = boxes
-    # A line break is white space between JSON tokens. splitlines would also split strings, at U+2028.
+    # Line breaks in valid JSON occur only between tokens. `splitlines` would also split inside strings, at
+    # U+2028.
     text = result.text.replace("\r", " ").replace("\n", " ") or "null"
     return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "value": {text}}}'
 

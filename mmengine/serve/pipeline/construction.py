@@ -53,7 +53,8 @@ class Construction:
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
             # A call accepts a tokenizer, which transformers uses for stop strings. The constructor must not
-            # accept a tokenizer, because there the keyword replaces the model's tokenizer.
+            # accept a tokenizer, because in transformers' constructor the keyword replaces the model's
+            # tokenizer.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")

@@ -93,7 +93,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
-    """Return Options with max_time and with the lengths that count the prompt (max_length, min_length)."""
+    """Return Options with max_time, and with max_length and min_length, which also count the prompt."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)

@@ -35,7 +35,7 @@ class ModelView:
 
 def model_view(engine: Engine) -> ModelView:
     """Return a ModelView of the engine's model."""
-    import torch  # lazy: an engine with torch has it loaded already
+    import torch  # lazy: if the engine uses torch, torch is already loaded
 
     built = engine.built
     return ModelView(str(built.folder), torch.device(built.device), getattr(torch, built.dtype))

@@ -106,10 +106,9 @@ class Pipeline:
         - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
           each answer.
         - A list of chats or strings: returns a list with a list of records for each chat or string.
-        - `images=` with `text=`, strings with placeholders: returns a list of records.
-        - A generator, iterator or dataset with such inputs: returns an iterator over results that are
-        computed
-          ahead.
+        - `images=` with `text=`, a string or strings with placeholders: returns a list of records.
+        - A generator, iterator or dataset that yields such inputs: returns an iterator over their results.
+          Results are computed before the reader asks for them.
 
         With `streamer=`, the prompts are answered one after the other, and the streamer receives each answer
         token by token. `response_format=` or `grammar=` sets the answers' format
@@ -215,7 +214,7 @@ class Pipeline:
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
         """Yield the results in the same order as `source`.
 
-        `source` is read ahead only as far as the engine's batch window.
+        `source` is read only as far ahead as `run_batch` prepares jobs.
         """
         if call.streamer is not None:
             for given in source:

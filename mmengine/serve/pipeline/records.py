@@ -50,7 +50,7 @@ class Recorder:
     def _record(self, shown: str | Chat, completion: Completion, choice: Choice) -> Record:
         record: Record = {"input_text": shown}
         if self._kind == TENSORS:
-            import torch  # lazy: an engine with torch has it loaded already
+            import torch  # lazy: if the engine uses torch, torch is already loaded
 
             ids = torch.tensor([*completion.prompt_token_ids.tolist(), *choice.token_ids])
             record["generated_token_ids"] = ids

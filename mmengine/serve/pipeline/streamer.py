@@ -46,7 +46,7 @@ def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: St
     Answers for running batches are kept until their batch takes them. Raises InvalidRequest, InvalidMedia,
     QueueFull.
     """
-    import torch  # lazy: an engine with torch has it loaded already
+    import torch  # lazy: if the engine uses torch, torch is already loaded
 
     engine.check_batchable()
     with PromptMedia(prompt) as media:

@@ -149,7 +149,7 @@ class ScoreCall:
         return list(zip(queries, self.documents, strict=True))
 
     def jobs(self, options: Options) -> Jobs:
-        """Return the call's jobs. Raises InvalidRequest, also for a chat model."""
+        """Return the call's jobs. Raises InvalidRequest, for example for a chat model."""
         pairs = self.pairs
         if self.model.task == "embed":
             jobs = self._embeds(self.queries).jobs(options)

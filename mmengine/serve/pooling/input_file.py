@@ -24,8 +24,9 @@ class VectorInput(NamedTuple):
 def read_inputs(path: Path) -> list[VectorInput]:
     """Return the inputs in a JSON lines file. Raises InvalidRequest, whose message names the line.
 
-    A line is a string or an object. An object has `text`, `image` and `video`, or `messages`, and may have a
-    `custom_id` (default: the line's number, from 1). Paths are relative to the file's folder.
+    A line is a string or an object. An object has either `messages`, or `text`, `image` and `video` in any
+    combination. It may also have a `custom_id` (default: the line's number, from 1). Paths are relative to
+    the file's folder.
     """
     found: list[VectorInput] = []
     seen: set[str] = set()

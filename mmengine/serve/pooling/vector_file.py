@@ -15,7 +15,9 @@ Result = np.ndarray | MMEngineError  # A vector (float32 [d]), or the error of a
 
 
 class VectorWriter(ABC):
-    """Writes each input's result once, in any order. `written` has the indices whose results exist."""
+    """Writes each input's result once, in any order. `written` has the indices whose results need not be
+    computed again.
+    """
 
     def __init__(self) -> None:
         self.written: set[int] = set()
@@ -36,8 +38,8 @@ class VectorWriter(ABC):
 def open_vectors(path: Path | None, ids: Sequence[str]) -> VectorWriter:
     """Return a writer to `path`, or to standard output if `path` is None.
 
-    `ids` has each input's id. Raises InvalidRequest if the file's name has another extension, or if the file
-    has vectors for other inputs.
+    `ids` has each input's id. Raises InvalidRequest if the file's extension is not .jsonl or .npy, or if the
+    file has vectors for other inputs.
     """
     if path is None:
         return _Lines(sys.stdout.fileno(), ids)

@@ -9,8 +9,9 @@ from mmengine.errors import FIELD, ErrorCode, InvalidRequest
 from mmengine.models.plugin import Prepared, Processor, Tokenizer
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS
 
-CHARS_PER_TOKEN = 8  # Characters that are tokenized at first for each wanted token.
-SPARE_TOKENS = 64  # Tokens after the wanted ones, because a cut word has other tokens than the whole word.
+CHARS_PER_TOKEN = 8  # The first attempt tokenizes this many characters for each wanted token.
+# Extra tokens after the wanted tokens, because a cut text's last word has other tokens than the whole word.
+SPARE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class FramedText:
         return Prepared(np.array(ids, np.int32), (), self.text)
 
     def _check_room(self, room: int, num_around: int, tokenizer: Tokenizer) -> None:
-        """Raise InvalidRequest if a cut would leave nothing of the text after its head."""
+        """Raise InvalidRequest if a cut to `keep` tokens would remove all text after the head."""
         if not self.keep:
             return
         num_head = min(len(_first_tokens(tokenizer, self.head, max(room, 0))), max(room, 0))

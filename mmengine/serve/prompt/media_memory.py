@@ -1,4 +1,4 @@
-"""Limits the memory for pixels in prepared prompts, and chooses threads or processes that decode media."""
+"""Limits the memory for pixels in prepared prompts, and chooses whether threads or processes decode media."""
 
 import threading
 from collections.abc import Callable, Sequence

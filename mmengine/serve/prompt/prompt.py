@@ -27,10 +27,11 @@ class Prompt:
     These are chat `messages`, a `text` that contains placeholders for media, `token_ids`, or a `framed` text
     without placeholders.
 
-    `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
-    `base_folder`. `media_options` limits pixels and frames for all media in the prompt. Paths in messages are
-    read on this machine, so pass `media_options={"local_files": False}` for messages from untrusted clients:
-    media with a path are then refused. `template_options` has further variables for the chat template.
+    `images` and `videos` supply the data, in order, for placeholders and message parts without data. Relative
+    paths are resolved against `base_folder`. `media_options` limits pixels and frames for all media in the
+    prompt. Paths in messages are read on this machine, so pass `media_options={"local_files": False}` for
+    messages from untrusted clients: media with a path are then refused. `template_options` has further
+    variables for the chat template.
     """
 
     messages: Sequence[dict[str, Any]] | None = None

@@ -95,7 +95,7 @@ class PromptMedia:
         )
 
     def prompt(self) -> Prompt:
-        """Wait for all media, and return the prompt with bytes for references.
+        """Wait for all media, and return the prompt with fetched bytes instead of URLs and paths.
 
         Raises FetchRefused, AttemptOver.
         """

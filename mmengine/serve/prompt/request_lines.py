@@ -26,10 +26,10 @@ class LineHead(msgspec.Struct):
 
 
 def read_head(line: bytes) -> LineHead:
-    """Return a line's identifying fields, as far as they can be read even from invalid JSON.
+    """Return a line's identifying fields. Fields that cannot be read are None.
 
-    JSON escapes may encode unpaired surrogates, which are not valid Unicode. If the line is not valid JSON,
-    the custom_id is found only if it is the first field.
+    Accepts JSON escapes for unpaired surrogates, which msgspec refuses. In a line that is not valid JSON,
+    only a custom_id in the first field can be read.
     """
     try:
         return msgspec.json.decode(line, type=LineHead)

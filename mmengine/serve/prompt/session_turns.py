@@ -43,8 +43,8 @@ class SessionPlace:
 class SessionChain(NamedTuple):
     """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order.
 
-    The first `num_kept` tokens are the session's. The next `num_opening` tokens open a turn, as in the event
-    APPENDED.
+    The first `num_kept` tokens are already in the session. The next `num_opening` tokens open a turn, as in
+    the event APPENDED.
     """
 
     tokens: np.ndarray

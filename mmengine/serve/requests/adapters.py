@@ -138,8 +138,8 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters that were loaded at the end of a resumed log, and hold the log's requests'
-        adapters.
+        """Load the adapters that were loaded when a resumed log ended, and hold the adapters that the log's
+        requests use.
 
         A request's adapter may also be in `coming`, the adapters that the caller loads next. Returns (request
         id, reason) for each request whose adapter is missing.

@@ -37,7 +37,7 @@ class Readiness:
     is_over: bool = False  # whether the engine has stopped for good
     public: tuple[str, ...] = ()
     is_frozen: bool = False  # whether a step has run for so long that only a new process helps
-    stuck: str = ""  # if the log could not be written for STUCK_S, the reason
+    stuck: str = ""  # why the log could not be written for STUCK_S seconds, or ""
 
     @property
     def public_reasons(self) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ class EngineHealth:
 class Watchdog:
     """Calls `on_hang` once, on its own thread, if a `with` block makes no progress for `limit_s` seconds.
 
-    Progress means that the block ends, or reports finished work with models/progress.py. A long step
+    Progress means that the block ends, or reports finished work through models/progress.py. A long step
     therefore does not count as a hang as long as it reports progress.
     """
 

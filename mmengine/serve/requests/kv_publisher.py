@@ -3,8 +3,8 @@
 Routers use the events to send a request to an engine that has cached the request's prefix. The sockets are:
 
     PUB      (topic, number of the batch in 8 bytes, payload)
-    ROUTER   on (empty, first number): (empty, topic, number, payload) for each batch since then, and number
-             -1 at the end
+    ROUTER   answers the request (empty, first number) with a message (empty, topic, number, payload) for
+             each batch from the first number on, and a last message with the number -1
 
 Batches and their numbers are computed from the log alone. A subscriber can therefore request batches from any
 number onwards, even after the engine or this process has restarted. If retention has deleted the log's

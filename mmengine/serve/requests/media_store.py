@@ -81,9 +81,9 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """Hold media for a request that an earlier process accepted.
+        """Hold media for a request without writing files.
 
-        The store must already have the media.
+        An earlier process has written the files, or the caller writes them next.
         """
         hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
         self._held[request_id] = hashes

@@ -58,7 +58,7 @@ DRAFTS = {  # field of DraftCounts -> (metric name, help text)
     "accepted": ("accepted_draft_tokens", "Draft tokens that were accepted, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
-# Fields of Stats that `collect` exports separately: by finish reason, in seconds, by drafter, and by mode.
+# Fields of Stats that `collect` does not export as plain counters, since they have labels or another unit.
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
