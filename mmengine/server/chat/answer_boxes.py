@@ -1,4 +1,4 @@
-"""Converts the boxes in answers to pixels of the image that the client sent, if the response format has
+"""Converts the boxes in an answer to pixel coordinates in the client's image, if the response format sets
 `boxes`.
 """
 
@@ -26,14 +26,14 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.server.http.errors import ApiError, Json
 
 WHERE = FieldPath("response_format", "boxes")
-_ANY = "true"  # a schema without marks
+_ANY = "true"  # The JSON schema that accepts every value. It marks no boxes.
 
 
 class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
     """The data for converting the boxes in an answer. The log stores these data in the request's envelope.
 
-    `unit`, `patch`: a BoxUnit. `frame`: an ImageFrame. `schema`: the answer's schema as JSON text, if the
-    schema marks boxes.
+    `unit` and `patch`: the arguments for BoxUnit. `frame`: the arguments for ImageFrame. `schema`: the
+    answer's JSON schema as text, or "true" if the schema marks no boxes.
     """
 
     unit: Literal["thousandths", "pixels"]
@@ -42,7 +42,7 @@ class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
     schema: str
 
     def boxes(self, content: str) -> dict[str, Box]:
-        """Return the boxes in an answer's text by JSON pointer. An incomplete answer has none."""
+        """Return the boxes in an answer's text by JSON pointer, or {} if the answer is not valid JSON."""
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):
@@ -67,8 +67,8 @@ class BoxPlanner(NamedTuple):
         return parts[0]
 
     def plan(self, prompt: Prompt) -> BoxPlan | None:
-        """Return the plan, or None if the image has not been read yet. The prompt then has the image's URL,
-        its path or the id of an uploaded file.
+        """Return the plan, or None if the image has not been read yet. In this case, the prompt contains the
+        image's URL, path or file id instead.
 
         May decode the image, so it runs on a parser thread. Raises the same errors as `image`.
         """
@@ -98,7 +98,9 @@ def box_planner(response_format: Json, processor: Processor, box_unit: Callable[
 
 
 def refuse_session() -> NoReturn:
-    """Raise ApiError for a question in a session, because other turns of the session may have images."""
+    """Raise ApiError for a session's turn that requests boxes. Boxes need exactly one image, and other turns
+    may contain images.
+    """
     raise _refused("is not supported in a session; use /v1/chat/completions", ErrorCode.UNSUPPORTED_FIELD)
 
 

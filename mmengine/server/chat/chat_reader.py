@@ -60,8 +60,8 @@ class ChatReader:
     """Parses chat bodies.
 
     `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
-    from URLs and local files; if None, messages with URLs or local files are refused. `box_unit`: returns how
-    the model writes boxes, or raises InvalidRequest.
+    from URLs and local files; if None, messages with URLs or local files are refused. `box_unit`: returns the
+    unit in which the model writes boxes, or raises InvalidRequest.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        # Computed at startup, so that the first call does not wait. If the template is invalid, each call
-        # reports the error.
+        # The tool call format is computed at startup and cached, so that the first call does not wait. If the
+        # template is invalid, each call reports the error.
         with suppress(InvalidRequest):
             tools.processor.call_format(self._template or None)
 

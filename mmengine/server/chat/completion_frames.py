@@ -141,5 +141,5 @@ class CompletionFrames(OpenAiFrames):
 
 
 def _tokens(entries: Sequence[Entry]) -> list[int]:
-    """Return the sampled tokens of the entries."""
+    """Return the token ids in the text, without the most likely tokens that each entry also lists."""
     return [entry[0][0] for entry in entries]

@@ -62,7 +62,7 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """The metrics for a media fetcher. The fetcher calls this object after each fetch.
+    """The metrics for a media fetcher. The fetcher calls `saw` after each fetch.
 
     For a failed fetch, the operator log contains the host, but never the path or query of the URL, because
     these may contain credentials.

@@ -40,7 +40,7 @@ class PixelLimits(NamedTuple):
 
 
 class MediaContext(NamedTuple):
-    """The server's settings and the call's media that are needed to read media parts."""
+    """Groups the server's settings and the call's media for the functions that read media parts."""
 
     pixels: PixelLimits
     media_fetcher: MediaFetcher | None
@@ -49,8 +49,8 @@ class MediaContext(NamedTuple):
 
 
 def read_message(index: int, message: Json, media: MediaContext) -> Json:
-    """Return a message in the multimodal processor's format. Checks only the media; the processor checks all
-    other fields. Raises ApiError.
+    """Return a message in the multimodal processor's format. Checks only the role and the media; the
+    processor checks all other fields. Raises ApiError.
     """
     read = without_nulls(message)
     role = read.get("role")
@@ -72,8 +72,8 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
 
 
 def _add_content(message: Json) -> None:
-    """Give an assistant's message without content its refusal as content. A message that has only reasoning
-    gets an empty content.
+    """Set the missing content in an assistant's message to the message's refusal. A message that has
+    only reasoning gets an empty content.
     """
     refusal = message.get("refusal")
     if isinstance(refusal, str):
@@ -146,8 +146,8 @@ def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
 
 
 def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
-    """Return an image part without data, and add the reference to `uploads`. The uploaded file's bytes are
-    read into the part later. Raises ApiError.
+    """Return an image part whose `url` is the file id, and add a reference to `uploads`. The file's bytes
+    replace the id later. Raises ApiError.
     """
     if uploads is None:
         raise ApiError(

@@ -64,7 +64,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerFormat(NamedTuple):
-    """The answer's format, in the engine's terms. At most one of `response_format` and `grammar` is set.
+    """The answer's format, as arguments for the engine. At most one of `response_format` and `grammar` is
+    set.
     `place`: the path of the body's field that sets the format.
     """
 
@@ -217,7 +218,9 @@ def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
 
 
 def _flag(name: str, response_format: Json) -> bool:
-    """Remove a flag from a response format, and return the flag. Raises ApiError."""
+    """Remove the boolean field `name` from a response format, and return its value (default: False). Raises
+    ApiError.
+    """
     value = response_format.pop(name, False)
     if not isinstance(value, bool):
         text = f"{FIELD} must be true or false, not {shown(value)}"
@@ -266,9 +269,9 @@ def build_request(
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
     """Decode the values of an object, and omit nulls.
 
-    `schema`: the name of a field whose value stays encoded if it is a large object. `held`: the name of a
-    field whose object contains the field `schema`. Large schemas stay encoded because decoding 1 MB of small
-    objects holds the interpreter lock for 10 ms.
+    The value in the field that `schema` names stays encoded if the value is a large object. The object in the
+    field that `held` names may contain a large schema, which also stays encoded. Large schemas stay encoded
+    because decoding 1 MB of small objects holds the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():

@@ -65,8 +65,8 @@ class PromptStream:
         return deltas
 
     def slow_end(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that returns `end`'s result. Returns None if `end` alone is enough and takes
-        little time.
+        """Return a function that returns `end`'s result in a tuple. Returns None if `end` is fast enough for
+        the event loop.
 
         The function checks the arguments in a finished choice's tool calls, and computes the fields'
         confidences and boxes. It may take long, so it should run on another thread.

@@ -23,7 +23,7 @@ class RequestMedia:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> ParsedRequest:
-        """Return the request with the media's bytes in its prompts, and with its plan for boxes.
+        """Return the request with the media's bytes in its prompts, and with the BoxPlan in its envelope.
 
         `add` is called with the number of bytes, and may raise ApiError. Raises ApiError, and the errors of
         PromptMedia for an image by URL.

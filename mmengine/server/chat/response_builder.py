@@ -158,7 +158,7 @@ class ResponseBuilder:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The tools whose calls need not fully match their schemas. May only be read after `open`."""
+        """Names of tools whose schemas are enforced only partly. May only be read after `open`."""
         calls = calls_of(self._prompt_streams[0].stream.grammar)
         return () if calls is None else calls.unenforced
 

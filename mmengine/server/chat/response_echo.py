@@ -10,7 +10,7 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
     """Return `value` as JSON. If the JSON equals `default`, return the object `default` itself, because
-    msgspec omits a value only if the value is the identical object.
+    msgspec omits a field only if its value is the identical object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
@@ -42,5 +42,5 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    # True if only the store contains the input, because the input is too large for the log.
+    # In the log, True means that the input is too large for the log and only in the store.
     is_begun: bool = False

@@ -66,7 +66,7 @@ def submit(
 
 
 def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
-    """Return the engine's options for a request of the call."""
+    """Return the options with which the engine accepts a request."""
     options = SubmitOptions(
         request_id=request_id,
         priority=parsed_request.priority,

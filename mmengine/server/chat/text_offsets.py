@@ -34,8 +34,8 @@ class TextOffsets:
     def of_prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return each prompt token's offset in the prompt's text.
 
-        The tokenizer may normalise the text. The prompt may contain special tokens as text, or begin with a
-        special token that is not in the text.
+        Handles a tokenizer that normalises the text, and special tokens that are written in the text. Also
+        handles leading special tokens that are not in the text.
         """
         special = [token in self._texts.special_ids for token in tokens]
         before = next((at for at, is_special in enumerate(special) if not is_special), len(special))
@@ -51,7 +51,7 @@ class TextOffsets:
         """Return the offsets of the answer's next tokens.
 
         `hidden`: indices of the entries in `tokens` that are not in the text. `end`: the length of the whole
-        text, if it is known. Tokens of a stop string have this offset.
+        text, if it is known. Tokens beyond `end`, such as a stop string's tokens, get the offset `end`.
         """
         offsets, left_out = [], frozenset(hidden)
         for place, token in enumerate(tokens):
@@ -61,8 +61,8 @@ class TextOffsets:
         return offsets
 
     def _pieces(self, tokens: Sequence[int], special: list[bool], shown: list[bool]) -> Iterator[str]:
-        """Yield the text that each token completes. For a special token that is shown, yields the token's
-        name.
+        """Yield the text that each token completes. A special token yields its name if it is shown, otherwise
+        an empty string.
         """
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         for token, is_special, is_shown in zip(tokens, special, shown, strict=True):

@@ -28,7 +28,7 @@ class UploadedImages:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Read the uploaded images that the request refers to into its prompts.
+        """Read the request's uploaded images into its prompts.
 
         `add` is called with the total number of bytes before any file is read. `add` may raise ApiError.
         Raises ApiError for a file that is missing or unsuitable.

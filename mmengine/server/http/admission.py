@@ -120,7 +120,8 @@ class Admission:
 
     def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
         """Return the error for a call whose request cannot continue because the log cannot be written.
-        Returns None if the log can be written. `can_reattach`: whether a later call may get the answer.
+        Returns None if the log can be written, or during a shutdown. `can_reattach`: whether a later call may
+        get the answer.
         """
         if not self._stuck or self.is_draining:
             return None

@@ -11,7 +11,7 @@ from mmengine.errors import ConfigError
 
 MAX_KEYS = 10_000
 MAX_KEY_BYTES = 1024
-MAX_FILE_BYTES = 2 * MAX_KEYS * MAX_KEY_BYTES  # With comments.
+MAX_FILE_BYTES = 2 * MAX_KEYS * MAX_KEY_BYTES  # Keys and comments together.
 ENVIRONMENT = "MMENGINE_API_KEY"
 ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 

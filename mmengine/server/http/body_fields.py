@@ -28,8 +28,8 @@ class Field(NamedTuple):
 
     `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: the values that
     have no effect. With a neutral value, even a refused field is accepted. A lenient server ignores an
-    optional field; a strict server refuses it. `inner`: the field names that an object may have, if the
-    reader's struct ignores all other names.
+    optional field; a strict server refuses it. `inner`: the names that the field's object may contain. Empty
+    if msgspec itself refuses unknown names, or if the field's type is not a struct.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
 
 def supported(says: str) -> Meta:
-    """Return the annotation for a field that has the meaning of the vendor's API."""
+    """Return the annotation for a field that means the same as in the vendor's API."""
     return Meta(description=says, extra={"how": "taken"})
 
 
@@ -65,7 +65,9 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _inner_names(hint: object) -> tuple[str, ...]:
-    """Return the field names of the struct that is a field's type, if the struct ignores all other names."""
+    """Return the names in the struct that is a field's type. Returns () if msgspec refuses unknown names in
+    this struct, or if the type is not a struct.
+    """
     for one in get_args(get_args(hint)[0]):
         if isinstance(one, type) and issubclass(one, msgspec.Struct):
             return () if one.__struct_config__.forbid_unknown_fields else one.__struct_fields__

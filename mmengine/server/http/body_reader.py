@@ -104,8 +104,8 @@ class BodyBudget:
             self.add(reservation, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
-                # Some clients send a file that begins with a byte order mark. A JSON parser may ignore the
-                # mark (RFC 8259).
+                # Some clients send a file that begins with a byte order mark. The mark is removed, because
+                # RFC 8259 allows a parser to ignore the mark.
                 chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
                 return chunks
 
@@ -113,8 +113,8 @@ class BodyBudget:
 class BodyReservation:
     """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_bytes`: all these bytes. `num_before`: the part of `num_bytes` that belongs to the stored responses
-    which the body continues.
+    `num_bytes`: the total byte count. `num_before`: the byte count for the stored responses that the body
+    continues, which is included in `num_bytes`.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):

@@ -1,4 +1,4 @@
-"""Allows calls from web pages of other origins (CORS), as the Fetch standard defines them."""
+"""Lets web pages from other origins send calls (CORS in the Fetch standard)."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp

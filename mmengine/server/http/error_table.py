@@ -1,5 +1,5 @@
-"""The table that maps error codes to HTTP statuses and to the codes that clients see. Only this module
-chooses statuses. The Messages API is an exception, because it has Anthropic's statuses.
+"""The table that maps error codes to HTTP statuses and to the codes that clients see. This module chooses the
+statuses for all APIs except the Messages API, which has Anthropic's statuses.
 """
 
 from typing import Literal, NamedTuple

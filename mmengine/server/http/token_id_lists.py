@@ -1,7 +1,7 @@
 """Removes token id lists from a body before the body is parsed.
 
 While the parser reads a long list, it would hold the interpreter lock, which stops the event loop. Therefore
-an unguessable number replaces each list. The lists are decoded in pieces, to 4 bytes per id.
+an unguessable number replaces a long list. The lists are decoded in pieces, to 4 bytes per id.
 """
 
 import re
@@ -68,8 +68,8 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the last closing bracket's position in the list. The search ends at the first character that a
-    list of integers cannot contain.
+    """Return the last closing bracket's position before the first character that a list of integers cannot
+    contain. Returns `start` if there is no bracket.
     """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):

@@ -9,8 +9,8 @@ from mmengine.server.http.errors import ApiError
 
 
 class Unsupported:
-    """The unsupported parts of a body. `is_lenient`: ignore these parts. Otherwise the first of them is
-    refused.
+    """The unsupported parts of a body. `is_lenient`: whether these parts are ignored. Otherwise the first
+    unsupported part raises an error.
 
     `names`: the ignored parts, for the header that lists ignored fields.
     """

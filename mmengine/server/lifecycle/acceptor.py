@@ -34,10 +34,10 @@ Connect = Callable[[socket.socket], Awaitable[object]]
 class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
-    `connect`: passes a connection to the event loop. This object must be created on the event loop. `health`
-    returns the state for probes. `probed` is then called with whether the server was alive. `health` and
-    `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or
-    None.
+    `connect`: passes a connection to the event loop. The Acceptor must be created on the event loop. `health`
+    returns the state for probes. For each probe, `probed` is called with True if the server is alive.
+    `health` and `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate
+    health port, or None.
     """
 
     def __init__(
@@ -165,7 +165,8 @@ class Acceptor:
             return False
         except OSError:
             head = b""  # The event loop notices that the client has left.
-        # A web page in a browser needs CORS headers. Only the application knows these headers.
+        # A probe from a web page needs CORS headers. The event loop responds to this probe, because only the
+        # application adds CORS headers.
         if head.startswith(_LIVE) and b"\norigin:" not in head.lower():
             self._probes.adopt(connection, head)
         else:
@@ -197,8 +198,8 @@ class Acceptor:
     # The event loop
 
     def _take_over(self) -> None:
-        # Reset before the loop below, so that a connection that arrives during the loop calls this method
-        # again.
+        # Reset the flag before the `while` loop. A connection that arrives during the loop then schedules
+        # this method again.
         self._is_called = False
         while self._waiting:
             connection = self._waiting.popleft()

@@ -56,7 +56,7 @@ def reported(reasons: tuple[str, ...], retry_after_s: int, is_frozen: bool) -> H
 
 class HealthPort:
     """The health port's listening socket and connections. All of them are registered with `selector`. When a
-    socket is readable, the owner of the selector calls the `data` of the socket's key.
+    socket is readable, the selector's owner calls the function in the selector key's `data`.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class Probes:
         first bytes, which are still in the socket. If `head` is complete, the response is sent immediately.
         """
         probe = _Probe(connection)
-        # This check comes first because each system call waits for the interpreter lock.
+        # A complete head gets its response first, because each later system call may wait for the interpreter
+        # lock.
         if b"\r\n\r\n" in head:
             probe.is_answered = True
             with suppress(OSError):
@@ -125,7 +126,8 @@ class Probes:
             self._drop(probe)
 
     def _read(self, probe: "_Probe") -> None:
-        # Another connection, which arrived in the same round of the selector, has replaced this connection.
+        # A missing connection was closed in the same round of the selector, to make room for a newer
+        # connection.
         if probe.connection not in self._asking:
             return
         try:

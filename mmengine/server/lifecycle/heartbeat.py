@@ -66,7 +66,7 @@ class HeartbeatSender:
         dropped.
 
         If the supervisor has ended, this process ends too, so that a new server can lock the log. On Linux,
-        the kernel also ends this process.
+        the kernel also kills this process at the supervisor's end (PR_SET_PDEATHSIG).
         """
         self._last = beat
         reasons = tuple(reason[:MAX_REASON_CHARS] for reason in beat.reasons[:MAX_REASONS])

@@ -86,7 +86,7 @@ async def serve(
             await warm_up(engine, settings.chat_template)
             freeze_garbage()
         app = App(engine, settings, keys, names, media_fetcher, storage, tracing, live, admin_keys)
-        # The application logs these errors itself.
+        # The application itself logs the errors that uvicorn would log here.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server = web_server(app, settings, health_socket)
         server.on_exit = partial(end_process_after, settings.drain_s + CLOSE_S)
@@ -99,7 +99,7 @@ async def serve(
             await server.serve(sockets=[bound])
         finally:
             running.cancel()
-            # When these tasks end, batches have written their answers to disk.
+            # When `app.run` has ended, batches have written their answers to disk.
             await asyncio.gather(running, return_exceptions=True)
     finally:
         await engine.close(leave=True)

@@ -21,11 +21,11 @@ _TEXT = "Hello"
 
 
 async def warm_up(engine: ServedEngine, chat_template: str) -> None:
-    """Run two short requests: a text, and a chat with structured output, which contains an image if the model
-    accepts images. An embedding model or a reranker runs pooled requests instead.
+    """Run two short requests: a text completion, and a chat with structured output. The chat contains an
+    image if the model accepts images. An embedding model or a reranker runs pooled requests instead.
 
     The requests compile kernels, and create the processes and tables that the first requests of clients would
-    need. A model without a chat template runs only the text. The request ids in the log begin with
+    need. A model without a chat template runs only the text completion. The request ids in the log begin with
     `warm-up-`.
     """
     name = f"warm-up-{secrets.token_hex(4)}"
@@ -51,10 +51,10 @@ async def warm_up(engine: ServedEngine, chat_template: str) -> None:
 
 
 async def warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    """Run the same requests while the server handles calls.
+    """Run `warm_up` while the server handles calls.
 
-    A full queue or a shutdown makes them fail. No message is needed here, because clients' own calls report
-    these errors.
+    If the queue is full or the server shuts down, the warm-up requests fail. The errors are ignored, because
+    clients' own calls report the same errors.
     """
     with suppress(MMEngineError):
         await warm_up(engine, chat_template)

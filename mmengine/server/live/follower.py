@@ -1,7 +1,7 @@
 """Follows a log, and writes messages for live pages to stdout. Each message is a line of JSON.
 
-Runs in a separate process, so that the engine never waits for the follower: `python -m
-mmengine.server.live.follower FOLDER`.
+`python -m mmengine.server.live.follower FOLDER` runs the follower in a separate process, so that the engine
+never waits for the follower.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    # The server has ended, or no page is open any more.
+    # These errors mean that the server has ended, or that no page is open any more.
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         try:
             _Page(Path(sys.argv[1]))

@@ -83,8 +83,8 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        # The page asks about a request that it sent with its own key. The id in the log begins with the owner
-        # of the key.
+        # For drafts, the page sends the id that the client's call received. The id in the log begins with the
+        # key's owner.
         if question == "drafts":
             name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):

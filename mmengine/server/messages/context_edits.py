@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.server.http.errors import ApiError, Json
 
-# Each edit's default number of input tokens from which on the edit is applied, as in Anthropic's API.
+# Maps each edit to the default number of input tokens at which the edit applies, as in Anthropic's API.
 _TRIGGERS = {"clear_tool_uses_20250919": 100_000, "compact_20260112": 150_000}
 _KEPT_RESULTS, _KEPT_TURNS = 3, 1  # Anthropic's defaults.
 _THINKING = ("thinking", "redacted_thinking")

@@ -158,8 +158,8 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field in the assistant's last message. If the message already has a field in
-        `behind`, whose content comes after the text, a new message begins.
+        """Append text to a field in the assistant's last message. The fields in `behind` come after this
+        field. If the message already has any of these fields, a new message begins.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
@@ -196,7 +196,8 @@ class Conversation:
                 if not kind.startswith("image/"):
                     text = f"{FIELD} must be an image type, not {shown(kind)}"
                     raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
-                bare = data.replace("%", "%25").replace("#", "%23")  # In base64, % and # have no meaning.
+                # Base64 contains no % and no #. A URL parser would interpret both characters.
+                bare = data.replace("%", "%25").replace("#", "%23")
                 return self._payloads.of(data) or f"data:{kind};base64,{bare}"
             case "url":
                 return _text(where, source, "url")

@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-# Codes of temporary conditions, for which the status is 529.
+# Error codes with status 529, because the condition is temporary.
 _OVERLOADED = (
     ErrorCode.QUEUE_FULL,
     ErrorCode.BODIES_FULL,
