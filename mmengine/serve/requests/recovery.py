@@ -48,9 +48,8 @@ class UnclaimedRequest(Protocol):
 class RecoveredRequest:
     """A request from the previous process, with all its choices.
 
-    `queued` is the first choice's QUEUED event. `num_tokens` counts all choices' output tokens when the log
-    was read. `has_ended` says whether all choices were complete then, so that only their delivery was
-    missing.
+    `queued` is the first choice's QUEUED event. `num_tokens` counts the output tokens of all choices in the
+    log. `has_ended` says whether all choices are complete in the log, so that only their delivery is missing.
     """
 
     request_id: str

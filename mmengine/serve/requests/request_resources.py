@@ -37,8 +37,8 @@ class GrammarMemory:
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
         """Return `grammar` with a shared source object, which is kept until `release`.
 
-        A holder has a single source. Raises QueueFull if there is no room for a new source. A request that a
-        previous process accepted (`was_accepted`) ignores the limit.
+        A holder, such as a core id, may hold only a single source. Raises QueueFull if there is no room for a
+        new source. The limit does not apply to a request that a previous process accepted (`was_accepted`).
         """
         source = grammar.source
         with self._lock:
@@ -60,7 +60,7 @@ class GrammarMemory:
     def shared(self, grammar: GrammarRequest) -> GrammarRequest:
         """Return `grammar` with the shared object for an equal source.
 
-        Without an equal source, returns `grammar` unchanged.
+        If no holder has an equal source, returns `grammar` unchanged.
         """
         with self._lock:
             known = self._known.get(grammar.source)
@@ -84,8 +84,8 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """A resource that requests hold. Each choice has a core id, which is the choice's request id in the
-    engine core.
+    """A resource that requests hold under their core ids. A core id is a choice's request id in the engine
+    core.
     """
 
     def release(self, request_id: str, /) -> None:
@@ -120,7 +120,7 @@ class RequestResources:
     def hold(
         self, request: Request, media: Sequence[MediaInput], new: Sequence[MediaInput] | None = None
     ) -> None:
-        """Hold a request's pixels for the device and in the media store, and start compiling its grammar.
+        """Pass a request's pixels to the executor, store its media, and start compiling its grammar.
 
         Raises InvalidRequest for an id in use, and QueueFull and other errors if a resource has no room.
         After an error, nothing is held. For a session's request, `new` has the media that the request adds;

@@ -1,7 +1,7 @@
 """Measures requests' latencies, such as time to first token, and records them in histograms.
 
-All tokens from a step arrive at the same moment. All rows with a token in two consecutive steps therefore
-have the same inter-token time, which a single `add` with the row count records.
+All tokens from a step arrive at the same moment. Rows that get a token in two consecutive steps therefore
+have the same inter-token time. A single `add` with the row count records this time for all these rows.
 """
 
 import time
@@ -51,7 +51,7 @@ class Times(NamedTuple):
     """When an ended answer reached each stage, in seconds on the monotonic clock; 0 if the answer never
     reached the stage.
 
-    `begun` is when the preparation began, or the submission time without preparation.
+    `begun` is when the preparation began. For a request without preparation, `begun` is the submission time.
     """
 
     begun: float
@@ -64,7 +64,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """When a running answer reached each stage, in seconds on the monotonic clock; 0 for a later stage."""
+    """When a running answer reached each stage, in seconds on the monotonic clock; 0 before the stage."""
 
     begun: float  # as in Times
     queued: float
@@ -118,7 +118,7 @@ class RequestTimes:
             self._preparation.add(prepared_s)
 
     def saw_step(self, outputs: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
-        """Record a step's outputs, and the next scheduled step's newly admitted requests and token count."""
+        """Record new outputs, newly admitted requests, and the token count scheduled since the last call."""
         now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)

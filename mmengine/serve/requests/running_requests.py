@@ -111,9 +111,9 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Return the encoding progress of a large image or video in percent, else None.
+        """Return the encoding progress of the request's large image or video in percent.
 
-        Items that are encoded in a single step have no progress.
+        Returns None unless the request has an item that is now being encoded over several steps.
         """
         state = self._core.view
         part = state.part
@@ -240,8 +240,8 @@ class RunningRequests:
     # The methods below concern requests of the previous process.
 
     def can_resume(self, request_id: str, num_choices: int = 1) -> bool:
-        """Return whether the log has this request with `num_choices` choices and without a cancelled
-        choice.
+        """Return whether a caller can resume all `num_choices` choices. This requires that the log has all
+        choices, and that no choice was cancelled. For a pooled request, the log must also have the vector.
         """
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]

@@ -83,7 +83,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """Content that is appended to a session, as a prompt. `messages` is a single message with the content."""
+    """A prompt with content for a session. `messages` is a single message with this content."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -161,12 +161,14 @@ class Sessions:
     def end_turn(self, session_id: str) -> None:
         """End a turn. The session counts as idle from now on.
 
-        Called when the turn's request has ended, or when its frame waits for further frames.
+        Called when the turn's request has ended, or when the turn's video frame waits for further frames.
         """
         self._core.sessions.release(session_id)
 
     def continue_turns_of(self, stuck: "Sessions") -> None:
-        """Continue the open turns in a hung engine's sessions."""
+        """Take over the open turns from a hung engine's sessions, because this engine replaces the hung
+        engine.
+        """
         self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
@@ -276,10 +278,10 @@ class Sessions:
         return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
-        """Return a loader, in prompt order, for each older media item that a request must encode again.
+        """Return loaders, in prompt order, for the older media that a request must encode again.
 
-        These items are all media after the computed tokens. Returns [] if the encoder cache has the features
-        for all these items. Raises the same errors as `chain`.
+        A request must encode all older media after the tokens whose KV is cached. Returns [] if the encoder
+        cache has the features for all these media. Raises the same errors as `chain`.
         """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
@@ -303,7 +305,9 @@ class Sessions:
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
-        """Hold a chain's media and return their pixels. Raises InvalidMedia, QueueFull."""
+        """Hold the media in the prompt `chain`, and return their pixels. Raises InvalidMedia,
+        QueueFull.
+        """
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 

@@ -131,7 +131,9 @@ class Submission:
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
-        """Append a prompt to its session. Returns the session's whole prompt and the core request for it."""
+        """Append a prompt to its session. Returns the session's whole prompt, and a list with its core
+        request.
+        """
         adapter = self._sessions.adapter(place.session_id)
         if options.adapter and (adapter is None or options.adapter != adapter.name):
             raise InvalidRequest(OTHER_ADAPTER)
@@ -185,9 +187,10 @@ class Submission:
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=texts)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """Submit all choices, or no choice.
+        """Submit the core requests for all choices.
 
-        If the queue becomes full, the choices that are already queued are cancelled.
+        If a choice is refused, for example because the queue is full, the choices before this choice are
+        cancelled.
         """
         for count, request in enumerate(requests):
             try:

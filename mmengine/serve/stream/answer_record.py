@@ -78,7 +78,7 @@ class AnswerRecord:
             await self._over.wait()
 
     def follow(self) -> None:
-        """From now on, read the stream in the record itself for all readers."""
+        """Make the record itself read the stream from now on. All readers then read from the record."""
         stream, first = self.source, self.first
         if self.is_over or not isinstance(stream, Stream):
             return
@@ -136,7 +136,7 @@ class AnswerRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The token count so far. While the request runs, this is an estimate."""
+        """The answer's token count. While the request runs, the number of outputs serves as an estimate."""
         completion = self.completion
         return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
 

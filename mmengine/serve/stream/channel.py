@@ -36,7 +36,7 @@ class Channel:
         self.listener: Callable[[], None] | None = None
         # Created when a caller first waits, since most callers use `listener`.
         self._arrived: asyncio.Event | None = None
-        # Set when the log has the request, or when it was refused with `error`.
+        # Set when the log has the request, or when the request was refused with `error`.
         self.accepted = OneShotEvent()
         self.error: MMEngineError | None = None
         self.is_refused = False
@@ -60,7 +60,7 @@ class Channel:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the caller's submission, which is when the deadline begins to count."""
+        """Seconds since the caller submitted the request. The deadline counts from the same moment."""
         return time.monotonic() - self.begun
 
     def end(self, error: MMEngineError | None) -> None:
@@ -115,7 +115,7 @@ def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
 
 
 def tell_accepted(channels: Iterable[Channel]) -> None:
-    """Tell callers, on the engine's thread, that the log has their requests.
+    """Tell callers that the log has their requests. Called on the engine's thread.
 
     Wakes each event loop only once.
     """

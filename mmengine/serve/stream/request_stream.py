@@ -37,7 +37,7 @@ class HeldAnswer(NamedTuple):
 
 
 class ChannelReader:
-    """Reads a channel's outputs in small batches. Properties have facts about the request.
+    """Reads a channel's outputs in small batches. The properties describe the request.
 
     `is_over` is True when no further output will come. If the request has not failed, `completion` is then
     set.
@@ -51,7 +51,7 @@ class ChannelReader:
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Have `listener` called on the caller's loop when outputs arrive, once for each step.
 
-        Without a listener, waiting callers are woken instead.
+        If `listener` is None, callers that wait for outputs are woken instead.
         """
         self._channel.listener = listener
 
@@ -135,14 +135,14 @@ class ChannelReader:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the log has the request, or the request was refused. `accepted` then does not wait."""
+        """Whether `accepted` returns without waiting and without an error."""
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:
         """Wait until the log has the request.
 
-        If the log is on disk, the request can then be completed even if this process dies. If the request is
-        refused, raises the reason, as reading the stream does.
+        If the log is on disk, a later process can then complete the request even if this process dies. If the
+        request is refused, raises the same error as reading the stream.
         """
         await self._channel.accepted.wait()
         if self._channel.error is not None:
@@ -190,7 +190,7 @@ class Stream(ChannelReader):
         return found
 
     async def completed(self) -> Completion:
-        """Read to the end and return the completion. Only the whole text is decoded."""
+        """Read to the end and return the completion. The text is decoded only once, at the end."""
         self.texts.pieces = False
         async for _ in self:
             pass

@@ -28,7 +28,8 @@ from mmengine.token_confidence import TokenConfidence
 # (token id, logprob) of the sampled token, then of the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-MANY_SCORED_TOKENS = 256  # The confidences of more tokens are computed on another thread: 10,000 take 0.1 s.
+# Confidences for more tokens are computed on another thread, because 10,000 tokens take 0.1 s.
+MANY_SCORED_TOKENS = 256
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
 # Values of `Choice.detail` for answers that a stop string may have ended.
@@ -47,8 +48,8 @@ class Delta(NamedTuple):
 
     `logprobs` covers the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
     `call` is a tool call's new piece. The last delta has `argument_errors` for calls whose schemas are not
-    enforced, and `field_confidence` if the request asks for it. `markers` are indices in `logprobs` for
-    tokens that begin or end reasoning, which appear in no text.
+    enforced, and `field_confidence` if the request asks for it. `markers` has indices into `logprobs` for the
+    tokens that begin or end reasoning. These tokens appear in no text.
     """
 
     content: str = ""
@@ -95,12 +96,12 @@ class ChoiceDeltas:
         self._loose_calls: dict[int, tuple[str, list[str]]] = {}
         self.num_tokens = self.num_reasoning_tokens = 0
         self._entries: list[Entry] = []  # logprobs of tokens without a delta yet
-        self._marked: list[int] = []  # indices in `_entries` of tokens of reasoning markers
+        self._marked: list[int] = []  # indices in `_entries` of reasoning marker tokens
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
         self._after = reasoning.end if reasoning.is_open else ()  # `grammar.after` may not be known yet
-        self._confidences: list[TokenConfidence] = []  # for the last of `_tokens`
+        self._confidences: list[TokenConfidence] = []  # for the last tokens in `_tokens`
         self._tokens: list[int] = []  # all tokens, if the request asks for confidences
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
@@ -231,7 +232,7 @@ class ChoiceDeltas:
         if self._reasons:
             return self._delta("", text if self._show_reasoning else "")._replace(field_confidence=fields)
         if self._parser is not None:
-            # Only an incomplete character can be left, and no call begins or ends in it.
+            # Only an incomplete character can be left, and this character neither begins nor ends a call.
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()

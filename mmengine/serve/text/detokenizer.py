@@ -2,8 +2,8 @@
 
 A byte-level tokenizer may split a character over several tokens. An incomplete character is decoded to U+FFFD
 at the text's end. Later tokens can change only this last character, so it is held back, and all text before
-it is final. Decoding reads a short token window, never the whole answer. If a tokenizer's text is simply the
-tokens' bytes one after another, only the new tokens are decoded.
+it is final. Decoding reads a short token window, never the whole answer. If a tokenizer's text is always the
+tokens' concatenated bytes, only the new tokens are decoded.
 """
 
 import codecs
@@ -15,7 +15,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # maximum number of tokens that are decoded together; then the window moves
+WINDOW = 16  # maximum number of tokens that are added at once; a window with more tokens is shortened
 # Number of tokens that stay in the window: a character has at most four bytes and thus four tokens.
 CONTEXT = 4
 
@@ -80,8 +80,8 @@ class Detokenizer:
     def _shrink(self, text: str) -> None:
         """Drop tokens from the window's beginning. Afterwards the window's first token begins a character.
 
-        `text` must end with the remaining tokens' decoded text. Among four consecutive non-empty tokens, at
-        least one begins a character.
+        `text` is the window's decoded text, and must end with the remaining tokens' decoded text. Among
+        CONTEXT consecutive non-empty tokens, at least one begins a character.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -191,7 +191,8 @@ class TextStream:
                 pieces.append(text)
                 if self._opening.take((token_id,)) is not None:
                     self._opening = None
-            # the dropped text includes an incomplete character that the detokenizer may hold back
+            # a new detokenizer, so that an incomplete character that the old detokenizer holds back is
+            # dropped too
             if self.stopped and not was_stopped:
                 self._detokenizer = _detokenizer(self._tokenizer)
         return "".join(pieces)

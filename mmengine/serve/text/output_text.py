@@ -50,7 +50,7 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops, grammar: GrammarRequest | None) -> Choice:
-    """Copy the choice and decode its text and its fields' confidences from its tokens.
+    """Return a copy with the decoded text and with the confidences for the answer's fields.
 
     If the answer has reasoning, which ends with the tokens `choice.after`, stop strings apply only to the
     content after the reasoning.

@@ -45,7 +45,7 @@ def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Return the reasoning markers for an answer whose grammar `Reasoning.settle` has set."""
+    """Return the reasoning markers for an answer whose grammar `form` comes from `Reasoning.settle`."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)

@@ -32,9 +32,10 @@ class Choice:
     """A choice: an answer among the `n` answers to a prompt.
 
     `text` ends before a stop string, but `token_ids` has all sampled tokens. finish_reason is stop, length,
-    repetition, abort, error or rejected. `detail` explains the reason, for example CUT or CUT_AT_STOP if an
-    answer with a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for
-    each token: first the sampled token's pair, then the most likely tokens' pairs.
+    repetition, abort, error or rejected. `detail` explains the reason. For example, `detail` is CUT or
+    CUT_AT_STOP if an answer with a response format ends with "length". CLOSED means that the engine completed
+    the answer's JSON value. `logprobs` has (token id, logprob) pairs for each token: first the sampled
+    token's pair, then the most likely tokens' pairs.
 
     If field_confidence is requested, `confidences` has an entry for each token that this engine sampled.
     These are the answer's last tokens. `field_confidence` then has the fields' confidences by JSON pointer.
@@ -71,9 +72,9 @@ class Completion:
     """The complete answer to a prompt. `text`, `token_ids` and `finish_reason` belong to the first choice.
 
     `num_drafts` counts the drafted tokens for all choices, and `num_accepted` counts the accepted draft
-    tokens. Both numbers cover only the current process. `notes` reports facts about the response format, from
-    the process that accepted the request. `prompt_logprobs` is computed from `prompt_scores`. `vector` is a
-    pooled request's result.
+    tokens. Both numbers cover only the current process. `notes` has remarks on the response format. After a
+    restart, `notes` may lack remarks from the process that accepted the request. `prompt_logprobs` is
+    computed from `prompt_scores`. `vector` is a pooled request's result.
     """
 
     request_id: str

@@ -75,7 +75,7 @@ class StopStrings:
         return text.stopped
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """Add to each row in `rows` (int32 [s]) the token at the same index in `token_ids` (int32 [s]).
+        """Add the tokens in `token_ids` (int32 [s]) to the rows in `rows` (int32 [s]), a token to each row.
 
         Returns the ascending indices into `rows` at which a stop string is now complete.
         """
@@ -83,8 +83,8 @@ class StopStrings:
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]
 
     def cut(self, row: int) -> Cut | None:
-        """Return the tokens and text at which a stop string cut the row, or None for a row without a
-        grammar.
+        """Return the row's tokens up to a stop string, and the text that the stop string cut off. Returns
+        None for a row without a stop string or without a grammar.
         """
         text = self._texts.get(row)
         if text is None or row not in self._tokens or not text.stopped:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 MAX_ID_CHARS = 128
 ID_HEADER = "x-request-id"
 MESSAGE_ID_HEADER = "request-id"  # Anthropic's name for the header.
-REQUEST_ID = "mmengine.request_id"  # Key in the ASGI scope: the answer's id.
+REQUEST_ID = "mmengine.request_id"  # Key for the answer's id in the ASGI scope.
 UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
 _MAX_UNENFORCED_CHARS = 1000
 

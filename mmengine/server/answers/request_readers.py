@@ -36,8 +36,8 @@ from mmengine.server.storage.storage import Storage
 
 # Endpoints that a line of a batch file may use.
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-# The engine names the field `structured_outputs` "grammar", and `structured_outputs.grammar` "lark" or
-# "gbnf".
+# The client's field `structured_outputs` is `grammar` in the engine's errors. The client's field
+# `structured_outputs.grammar` is `grammar.lark` or `grammar.gbnf`.
 _GRAMMAR_NAMES = FieldNames(
     (),
     (

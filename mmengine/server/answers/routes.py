@@ -40,7 +40,7 @@ from mmengine.server.transport.sse import EventStream, unless_gone
 if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import CallSpan, Tracing
 
-_SPAN = "mmengine.span"  # Key in the ASGI scope: the call's span.
+_SPAN = "mmengine.span"  # Key for the call's span in the ASGI scope.
 # A function that takes a body's chunks, their reservation and the owner, and returns the reader for the body.
 _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 
@@ -101,8 +101,8 @@ class AnswerRoutes:
         return await self._answer(request, self.readers.messages)
 
     def id_of(self, request: Request) -> str:
-        """Return the call's request id: the value of the header `ID_HEADER`, or a new id without this
-        header.
+        """Return the call's request id: the value of the header `ID_HEADER`, or a new id if this header is
+        missing.
         """
         given = request.headers.get(ID_HEADER, "") or self._new_id()
         if is_request_id(given):

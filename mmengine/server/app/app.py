@@ -279,7 +279,9 @@ class App:
             await self.calls.flush()
 
     def close_pages(self) -> None:
-        """End the connections of the live pages. Otherwise these connections would stay open."""
+        """End the live pages' connections when the server shuts down. These connections do not end by
+        themselves.
+        """
         if self._live is not None:
             self._live.close()
 

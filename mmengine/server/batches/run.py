@@ -24,7 +24,8 @@ from mmengine.server.storage.storage import Storage
 DISK_AGAIN_S = 5.0  # Seconds until a failed write is repeated, for example when the disk is full.
 # Maximum pause in seconds before a request that was refused for lack of capacity is tried again.
 MAX_PAUSE_S = 30.0
-# Minimum weight of a line in `bodies`. The minimum limits how many small lines wait for the engine.
+# Minimum number of units that a line takes from `BatchResources.bodies`. The minimum limits how many small
+# lines wait for the engine.
 MIN_HELD_BYTES = 2**18
 _BYTES_AT_ONCE = 2**16  # Lines are read until they have this many bytes together.
 _R = TypeVar("_R")
@@ -97,7 +98,7 @@ class BatchRun:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
-        # A task that was stopped before may still be cleaning up.
+        # A task that was cancelled before may still be cleaning up, and must not be cancelled again.
         if self._asking is not None and not self._stopped:
             self._asking.cancel()
         self._stopped = status

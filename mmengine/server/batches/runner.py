@@ -21,8 +21,8 @@ from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Storage
 
 BODIES_BYTES = 64 * 2**20  # Maximum bytes of lines that were read but are not yet in the engine.
-# Batches leave 1 / FREE_SEATS of the max_num_seqs places to live calls. A preempted batch request frees its
-# KV blocks, but it may keep its place.
+# Batches leave max_num_seqs / FREE_SEATS rows to live calls. The scheduler preempts batch requests to free KV
+# blocks, but not to free rows.
 FREE_SEATS = 4
 LOOK_S = 0.5  # Seconds between two checks for new, cancelled and expired batches.
 # Seconds until a batch is run again after its run failed, for example because of a disk error.

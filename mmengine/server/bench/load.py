@@ -27,9 +27,9 @@ _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangl
 class Load:
     """The calls to generate.
 
-    `rate`: mean number of calls per second, with exponentially distributed gaps. If `rate` is infinite, a new
-    call starts whenever fewer than `concurrency` calls are running. `prompt_words` and `max_tokens` apply to
-    each call. With `ignore_eos`, each answer has exactly `max_tokens` tokens.
+    `rate`: mean number of calls per second, with exponentially distributed intervals between calls. If `rate`
+    is infinite, a new call starts whenever fewer than `concurrency` calls are running. `prompt_words` and
+    `max_tokens` apply to each call. With `ignore_eos`, each answer has exactly `max_tokens` tokens.
     """
 
     num_requests: int

@@ -74,7 +74,7 @@ def summary_of(calls: Sequence[Call], seconds: float, limits: Limits) -> Summary
 
 
 def gaps(calls: Sequence[Call]) -> list[float]:
-    """Return one list for all answers: the seconds between each event of an answer and the next event."""
+    """Return the seconds between consecutive events within each answer, in a single list for all answers."""
     return [after - before for call in calls for before, after in zip(call.at, call.at[1:], strict=False)]
 
 

@@ -48,7 +48,7 @@ class AnswerWriter:
             pass
 
     async def flush(self) -> None:
-        """Write all waiting answers now, unless the store has failed."""
+        """Write all waiting answers now. If a write fails, the remaining answers stay in the queue."""
         async with self._writes:
             while some := list(islice(self._waiting, MAX_TOGETHER)):
                 try:

@@ -1,5 +1,5 @@
-"""Recognizes whether a call repeats an earlier call, by the Idempotency-Key, the request id and a body's
-digest. An envelope contains the call data that the log stores with the request.
+"""Recognizes a call that repeats an earlier call, by its Idempotency-Key, its request id, or the digest for
+its route and body. An envelope contains the call data that the log stores with the request.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ MAX_KEY_CHARS = 255  # Limit for an Idempotency-Key.
 RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients set this header to the number of earlier tries.
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-Key = tuple[str, str, str]  # (owner, kind, value), where kind is IDEMPOTENCY_KEY or ITS_ID.
+# (owner, kind, value), where kind is IDEMPOTENCY_KEY, ITS_ID, or `RESPONSE` from detached_call.py.
+Key = tuple[str, str, str]
 
 
 class Caller(NamedTuple):

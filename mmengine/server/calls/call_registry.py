@@ -58,7 +58,7 @@ class CallRegistry:
         self._num_unread = 0  # The sum of the sizes in `_unread`.
         # Responses whose input is being written to the store before the request is written to the log.
         self._beginning: set[tuple[str, str]] = set()
-        # Holds the tasks, so that they are not garbage collected.
+        # Background tasks, which are held here so that they are not garbage collected.
         self._background: set[asyncio.Task[None]] = set()
         self._recovered: list[RecoveredCall] = []
         # Recovered calls whose answers are written to the store even if no client returns.
@@ -78,7 +78,8 @@ class CallRegistry:
     async def sources(
         self, request: ParsedRequest, caller: Caller, fill: _Fill
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
-        """Return the request as it was first accepted, and an answer source for each of its prompts.
+        """Return the request and an answer source for each prompt. If the call repeats an earlier call, the
+        request has the earlier call's id and envelope.
 
         `fill` reads media into the prompts. `fill` is not called if an earlier answer is found.
         Raises ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s
@@ -286,7 +287,7 @@ class CallRegistry:
         self._engine.release_answers([held for call in calls for held in call.release()])
 
     async def flush(self) -> None:
-        """Write finished answers to the store now, unless the store has failed."""
+        """Write finished answers to the store now. After a failed write, the answers stay in the queue."""
         if self._storing is not None:
             await self._storing.flush()
 

@@ -17,7 +17,7 @@ class RecoveredCall(NamedTuple):
     yet.
 
     If a prompt's request is missing, the engine had not accepted all prompts of the call, so the client
-    received no answer. The remaining requests keep their ids.
+    received no answer. The other prompts' requests are continued under their ids.
     """
 
     envelope: Envelope
