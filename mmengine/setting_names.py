@@ -101,8 +101,8 @@ def with_settings(
 ) -> EngineConfig:
     """Return `config` (None: the defaults) with `settings`, which a caller passed as keyword arguments.
 
-    `arguments`: names of the call's other arguments, for advice on a misspelt one. Raises ConfigError for an
-    unknown name.
+    `arguments`: names of the call's other arguments, which the advice on a misspelt name may suggest. Raises
+    ConfigError for an unknown name.
     """
     unknown = [name for name in settings if name not in EngineConfig.__struct_fields__]
     if unknown:

@@ -1,5 +1,5 @@
-"""The base class of simulated executors, which act as a device with its own clock that computes one step at a
-time. Also counts the embeddings of a step, and declares the cost model and the observers of an executor.
+"""The base class for executors with a simulated clock, on which each step takes the time that a cost model
+returns. Also counts a step's embeddings, and declares the protocols for cost models and observers.
 """
 
 from collections import deque
@@ -29,8 +29,8 @@ class Cost(Protocol):
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. For a part of a media item, this number is the item's
-    embeddings times the part's share of the item's work.
+    """Return how many embeddings a step computes. If a step computes only a part of a media item, the item's
+    embeddings count in proportion to the part's work.
     """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
@@ -40,11 +40,11 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return how many embeddings a part adds to the sum over the plan's `encode`.
+    """Return the number to add to the sum over the plan's `encode`, so that a part counts only for its share.
 
-    Parts before the last part are not in `encode`, so their embeddings are added. The last part puts the
-    whole item into `encode`. For a last part the result therefore subtracts the embeddings of the earlier
-    parts.
+    An item is in `encode` only in the step that computes its last part. For an earlier part, the result is
+    the part's embeddings. For the last part, the sum contains the whole item, so the result subtracts the
+    earlier parts' embeddings.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share

@@ -270,8 +270,8 @@ class Driver:
                         core.inbox.put(ev.CacheReset(event.reset_running))
 
     def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
-        """Return whether vLLM refuses to reset the cache without preemption, because a request still holds
-        blocks.
+        """Return whether vLLM refuses a cache reset that preempts no requests. vLLM refuses if a request
+        still holds blocks.
 
         `leaving`: requests that end before the reset.
         """

@@ -67,7 +67,7 @@ class FakeExecutor(TimedExecutor):
         """Return each row's token count, and which rows stopped (bool).
 
         A row's tokens end after the first stop token, or at the request's length limit. `tokens`: [rows,
-        places]. `counts`: the token counts before this cut.
+        places]. `counts`: each row's token count before these limits apply.
         """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
@@ -82,8 +82,9 @@ class FakeExecutor(TimedExecutor):
         """Return drafts for the next step, one row after another, and each row's number of drafts, both
         int32.
 
-        A row gets at most `room` drafts. A row whose text has ended, which `over` marks, gets none. Returns
-        (None, None) without a drafter.
+        `places`: the position of each row's first draft. `over`: whether a row's text has ended; then the row
+        gets no drafts. `room`: maximum number of drafts for each row, or None. Returns (None, None) without a
+        drafter.
         """
         count = self._config.num_draft_tokens
         if not count:

@@ -68,8 +68,9 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return two int64 arrays: `count` drafts per row, which start at the row's position in `places`
-        ([s]), as [s, count]; and the number of each row's drafts that the row's grammar allows, as [s].
+        """Return `count` drafts per row, as int64 [s, count]. Also return how many drafts each row has before
+        the first draft that the row's grammar forbids, as int64 [s]. `places`: each row's first draft
+        position, [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)

@@ -40,8 +40,8 @@ class Timeline:
 
 
 class Meter:
-    """Measures requests. Arrays have one entry per request, in arrival order, so that no Python code loops
-    over tokens.
+    """Measures requests. Arrays have one entry per request, in arrival order. Each step updates the arrays
+    with numpy, without a Python loop over tokens.
     """
 
     def __init__(self, num_requests: int, num_rows: int):

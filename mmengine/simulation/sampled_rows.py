@@ -13,7 +13,7 @@ class SampledRows(NamedTuple):
     """The s rows of a plan that sample tokens. All arrays are int64 [s]."""
 
     rows: np.ndarray
-    last: np.ndarray  # index in the batch: each row's last token
+    last: np.ndarray  # each row's last token, as an index into the step's tokens
     num_drafts: np.ndarray
     num_known: np.ndarray  # number of known tokens, without drafts
 

@@ -59,8 +59,8 @@ class Settings:
 def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -> Settings:
     """Read the settings. Raises ConfigError for an unknown key, a wrong type, or settings that conflict.
 
-    By default, max_model_len fits the workload's longest request, and the block pool has the size that an 8B
-    model would have on a GPU with 80 GiB.
+    By default, max_model_len fits the workload's longest request, and the block pool is as large as for an 8B
+    model on a GPU with 80 GiB.
     """
     given = dict(given)
     try:

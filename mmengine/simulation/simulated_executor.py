@@ -54,9 +54,9 @@ class SimulatedExecutor:
     """Executes steps with numbers instead of KV.
 
     `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: on average, one in
-    `eos_in` tokens ends the text; with 0, no token does. `check_kv`: in each step, add up all slots instead
-    of using stored sums. `arrived`: returns the next blocks that were fetched for a request, as uint64 [n,
-    block_size].
+    `eos_in` tokens ends the text; with 0, no token does. `check_kv`: in each step, add up the numbers in a
+    sequence's slots instead of reading the sum that the previous step stored. `arrived(request_id, n)`:
+    returns the numbers in the next `n` blocks that were fetched for a request, as uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -85,7 +85,7 @@ class SimulatedExecutor:
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._windows = SimulatedWindows(config, self._values)
         self._features: dict[bytes, int] = {}
-        self._part: EncodePart | None = None  # the last part of an item that was computed
+        self._part: EncodePart | None = None  # the part that was computed last, if its item is incomplete
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # each row's last sampled token
         self._plans: deque[StepPlan] = deque()
@@ -207,8 +207,8 @@ class SimulatedExecutor:
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
         """Return the sum of each row's computed tokens, as uint64 [n].
 
-        The values are added up if a row may have prefix hits on blocks that another row fills in the same
-        step, because the stored sums of these blocks do not exist yet.
+        If the plan admits a request, the slots' numbers are added up again. The request may have prefix hits
+        on blocks that another row fills in the same step, and the sums of these blocks are not stored yet.
         """
         if not self._check_kv and not plan.admitted:
             index = np.maximum(plan.num_computed - 1, 0)

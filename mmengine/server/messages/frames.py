@@ -29,8 +29,8 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. All deltas in a block have a single kind. A delta of another kind
-    closes the open block and opens a new block.
+    """Renders messages as frames or bodies. A block contains only thinking, only text, or a single tool call.
+    Other content closes the open block and opens a new block.
     """
 
     done = b""

@@ -52,8 +52,8 @@ class MessagesReader:
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
-        ApiError.
+        """Parse a body. Base64 media are decoded separately from the JSON. `request_id` is used unless the
+        body has a request_id. Raises ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 

@@ -1,4 +1,6 @@
-"""A parsed pooling call. Its errors name the input's place in the body."""
+"""A parsed pooling call. Engine errors are converted to errors that name the input's path in the client's
+body.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

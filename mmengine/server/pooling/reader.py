@@ -136,7 +136,9 @@ class PooledReader:
         return [each for each in given if not isinstance(each, int)]
 
     def _conversation(self, body: EmbeddingBody) -> list[dict[str, object]]:
-        """Return the messages. If the model embeds images, the model's system message precedes them."""
+        """Return the body's messages. For a model that embeds images, the model's system message comes first,
+        unless the client sent a system message.
+        """
         messages: list[dict[str, object]] = list(body.messages or ())
         if not self._model.has_media or any(each.get("role") == "system" for each in messages):
             return messages
@@ -228,7 +230,9 @@ class PooledReader:
         return model, mine
 
     def _pairs(self, queries: list[FieldPath], documents: list[FieldPath]) -> Places:
-        """Return the places for a ScoreCall's jobs."""
+        """Return the input path for each job in a ScoreCall. An embedding model has a job per query and a job
+        per document. A reranker has a job per pair.
+        """
         return Places([*queries, *documents] if self._model.task == "embed" else documents)
 
     def _jobs(
@@ -247,8 +251,8 @@ class PooledReader:
         return jobs
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        """Return the conversation after the checks of a chat call, with the server's limits on images and
-        URLs.
+        """Return a conversation after the checks for chat calls, which apply the server's limits on images
+        and URLs. Other prompts are returned unchanged.
         """
         if prompt.messages is None:
             return prompt

@@ -1,8 +1,8 @@
 """Converts the tools and the answer format of a Responses body to the fields of a chat body, and to the
 fields that a response object repeats.
 
-The functions raise only the errors that are no longer visible after the conversion. The chat reader finds all
-other errors.
+The functions raise ApiError only for mistakes that the conversion would hide. The chat reader reports all
+other mistakes.
 """
 
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Jso
 
 
 def allowed_places(given: str | Json | None) -> tuple[int, ...]:
-    """Return the indices of the allowed tools that a lenient server keeps: all tools but those of OpenAI's
-    server, or all tools if there are no others.
+    """Return the indices of the allowed tools that a lenient server keeps. Tools that run on OpenAI's server
+    are left out. If no function and no custom tool is allowed, all indices are returned.
     """
     tools = given.get("tools") if isinstance(given, dict) else None
     listed = tools if isinstance(tools, list) else []

@@ -75,8 +75,8 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Return the bytes or the URL from which the model gets a medium, and the reference to the medium in
-        the response object.
+        """Return a medium's bytes or URL for the chat message, and the URL or hash that replaces the medium
+        in the response object.
         """
         if url.startswith(REFERENCE):
             data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None

@@ -92,7 +92,9 @@ class Conversation:
                 self.items.append({"id": name, **repeated_item})
 
     def _add(self, place: FieldPath, message: Json, parts: tuple[FieldPath, ...] = ()) -> None:
-        """Append a message. `parts`: the paths of its content parts, if not in `content`."""
+        """Append a message. `parts`: the paths of the message's content parts, if the item has the parts in a
+        field other than `content`.
+        """
         self.messages.append(message)
         self.places.append(Place(place, parts))
         self._is_assistant = False

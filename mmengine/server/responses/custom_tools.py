@@ -2,7 +2,8 @@
 inputs. The input of a custom tool is a text instead of named arguments.
 
 The model calls a custom tool as a function with a single argument. The response contains this argument's
-text. A regular expression or a Lark grammar restricts the text exactly.
+text. Sampling enforces the tool's regular expression or Lark grammar on this text. A grammar that cannot be
+enforced is refused, or is ignored on a lenient server.
 """
 
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
 
 
 def custom_names(tools: msgspec.Raw) -> frozenset[str]:
-    """Return the custom tools' names among the tools that a response object repeats."""
+    """Return the custom tools' names. `tools`: the tools in the response object, as JSON."""
     if b'"custom"' not in bytes(tools):
         return frozenset()
     return frozenset(str(tool["name"]) for tool in _decode_tools(tools) if tool.get("type") == "custom")

@@ -171,11 +171,11 @@ class ResponsesFrames:
     def error(self, error: ApiError) -> bytes:
         """Return the event for an error.
 
-        If a request fails or is cancelled, its response ends with status failed, because OpenAI's clients
-        have no event for a cancelled response. If only the server stops, the response does not end. In this
-        case, the error event repeats the number of the previous event, so that a client can continue after
-        that event. The event's field `error` has the format of a chat error, and makes OpenAI's clients raise
-        an exception.
+        If a request fails or is cancelled, the last event is response.failed. OpenAI's clients have no event
+        for a cancelled response, so only the response object has the status cancelled. For status 503 and for
+        an internal error, the stream ends with an error event instead. This event repeats the number of the
+        previous event, so that a client can continue after that event. The event's field `error` has the
+        format of a chat error, and makes OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

@@ -180,7 +180,7 @@ class Message(_Parted):
         super().__init__(f"msg_{request_id}_{place}", place)
         self._token_texts = texts
         self._tokens: list[bytes] = []  # The tokens with their logprobs, as JSON.
-        # These two attributes are set before the item ends.
+        # ResponsesFrames sets these two attributes before the item ends.
         self.field_confidence: dict[str, FieldConfidence] | None = None
         self.boxes: dict[str, Box] | None = None
 

@@ -77,7 +77,7 @@ class ResponsesReader:
         before: Sequence[Json] = (),
         stored_media: Callable[[str], bytes | None] = _no_media,
     ) -> ParsedRequest:
-        """Parse a body, which may be large. Raises ApiError.
+        """Parse a body. Base64 media are decoded separately from the JSON. Raises ApiError.
 
         `request_id` is used unless the body has a request_id. `before`: the input and output items of the
         previous responses. `stored_media` returns a medium of these items, given the medium's SHA-256 in hex.
@@ -198,7 +198,9 @@ def _make_echo(
     tool_numbers: Iterable[int],
     is_stored: bool,
 ) -> ResponseEcho:
-    """Return the parameters that the response object repeats. `tool_numbers`: the repeated tools' indices."""
+    """Return the parameters that the response object repeats. `tool_numbers`: the indices in `body.tools`
+    that are repeated; ignored tools are not repeated.
+    """
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseEcho(
         instructions=body.instructions,

@@ -34,7 +34,8 @@ from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 # Maximum number of previous responses in a chain. Each response in a chain continues the previous response.
 MAX_CHAIN = 1000
 MAX_BEFORE_BYTES = 256 * 2**20  # Maximum bytes of all items and media in a chain.
-# Maximum number of commas, opening brackets and opening braces outside strings, in all inputs of a chain.
+# Maximum number of JSON values in all inputs of a chain. Commas, opening brackets and opening braces outside
+# strings are counted instead, because counting these signs requires no parsing.
 MAX_BEFORE_VALUES = 2**20
 MAX_LISTED = 100  # Maximum number of items per page.
 _LISTED = 20  # Number of items per page if the call sets no limit.
@@ -44,7 +45,9 @@ _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """An owner's response. `call`: the call that generates the response, until the store has the response."""
+    """An owner's response. `call`: the call that generates the response, or None if the response was read
+    from the store.
+    """
 
     request_id: str
     envelope: Envelope
@@ -105,7 +108,7 @@ class ResponseRoutes:
         if found.call is not None:
             found.call.cancel()
             await found.record.wait_over()
-            # Without this write, a restarted server might not know that the response was cancelled.
+            # Without this flush, a restarted server might not know that the response was cancelled.
             await self._calls.flush()
         return _json(await self._object(found))
 
@@ -129,8 +132,8 @@ class ResponseRoutes:
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
         """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add(count)` is called with the size in bytes of each part, and may raise ApiError. Raises ApiError if
-        a response in the chain does not exist or has not ended, or if the chain is too large.
+        `add` receives the size in bytes for each response and for each medium, and may raise ApiError. Raises
+        ApiError if a response in the chain does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0

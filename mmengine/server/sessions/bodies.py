@@ -42,7 +42,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body for a call that appends content. `index`: the number of requests in the session before this
-    call. With an index, a repeated call has no effect.
+    call. A repeated call with the same index has no effect.
     """
 
     content: Content

@@ -84,7 +84,7 @@ class SessionRegistry:
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
-        """Let each owner keep the tenant from the previous process."""
+        """Let each owner keep the tenant that the owner's sessions had in the previous process."""
         with suppress(MMEngineError):  # The engine has ended.
             found = await self.engine.sessions()
             self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)
@@ -131,7 +131,9 @@ class SessionRegistry:
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
-        """Release the memory of sessions that have been idle for too long. Runs until cancelled."""
+        """Forget sessions that the engine has closed, for example after too long an idle time. Runs until
+        cancelled.
+        """
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             with suppress(MMEngineError):  # The engine has ended.

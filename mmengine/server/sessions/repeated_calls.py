@@ -95,7 +95,7 @@ def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processo
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif parsed_request.answer_format:  # Only the complete answer format can have ended the answer.
+    elif parsed_request.answer_format:  # No other end is possible, so the format was complete.
         reason = "stop"
     elif detection and detection.repeats(facts.answer):
         reason, detail = "repetition", REPETITION

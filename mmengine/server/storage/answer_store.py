@@ -14,7 +14,8 @@ from mmengine.server.storage.database import Database
 
 SWEEP_S = 30.0  # Seconds between two searches for expired answers.
 _SWEPT_AT_ONCE = 256  # Maximum number of expired answers that are deleted in a commit.
-# Rows per statement, largest number first. Other threads can run between two statements.
+# Possible numbers of rows in an INSERT statement, largest first. The statements are short, so that other
+# threads can run between two statements.
 _ROWS_AT_ONCE = (64, 16, 4, 1)
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 

@@ -23,7 +23,7 @@ LIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """An error for which a batch failed. `line`: 1-based line number, or None if the error concerns no single
+    """An error that made a batch fail. `line`: 1-based line number, or None if the error concerns no single
     line.
     """
 
@@ -159,8 +159,8 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write a batch's new state to the database. In memory, the batch keeps its current counts. Raises
-        KeepFailed.
+        """Write a batch's new state to the database. The counts in memory may be newer than the counts in
+        `batch`, so the counts in memory stay unchanged. Raises KeepFailed.
         """
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts

@@ -26,7 +26,7 @@ NAME = "answers.db"
 # Version of the tables. In version 1, there were no idempotency keys, and triggers counted inserted rows.
 VERSION = 2
 MAX_TOGETHER = 256  # Maximum number of writes per commit.
-MAX_CHECKED_BYTES = 64 * 2**20  # Bytes. A larger database is not checked when it is opened.
+MAX_CHECKED_BYTES = 64 * 2**20  # Maximum size of a database that is checked when it is opened.
 VACUUMED_PAGES = 1024  # Maximum number of pages that a scrub returns to the file system.
 BUSY_S = 5.0  # Seconds that a checkpoint waits for readers.
 # The primary result codes of SQLite for a full or failing disk. The primary code is the low byte of an

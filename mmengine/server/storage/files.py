@@ -194,7 +194,7 @@ class Files:
 
 
 class IncomingFile:
-    """A file that is being written. All methods block. If the file is not added, the owner calls
+    """A file that is being written. All methods block. If the file is not stored, the caller must call
     `discard`.
     """
 
@@ -235,7 +235,9 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Release the reserved bytes. Called after the file was added or discarded."""
+        """Release the reserved bytes. Called after the file was discarded, or after the file was added and
+        its bytes were counted again.
+        """
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)
 

@@ -16,14 +16,14 @@ MAX_FIELDS = 16
 MAX_HEADER_BYTES = 8192
 MAX_FILENAME_CHARS = 255  # Longer names are truncated.
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-# The application reports these errors itself, so the parser must not log them.
+# The application reports the parser's errors to the client, so the parser must not log these errors.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
     """A parser for an upload's body.
 
-    `content_type`: the call's Content-Type header. The owner passes the body's chunks to `feed`, which
+    `content_type`: the call's Content-Type header. The caller passes the body's chunks to `feed`, which
     blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains all
     bytes. Raises InvalidRequest.
     """

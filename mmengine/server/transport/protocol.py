@@ -90,7 +90,8 @@ class Connection(HttpToolsProtocol):
         """Refuse the request and close the connection, because the head did not arrive within
         body_timeout_s.
         """
-        # The bytes belong to a request whose response was sent before its body had ended.
+        # No head has begun. The received bytes belong to an earlier request's body, which continued after the
+        # response was sent.
         if not self._num_head_bytes:
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():

@@ -98,9 +98,9 @@ class EventStream:
     or if more than `max_backlog` outputs are waiting.
 
     `sent` gets the number of written events. `to_api_error` converts an exception to the error that the
-    client receives. `ended` is called with the way in which the stream ended. If the server cancels the
-    stream's task, `interrupted` returns the way in which the stream ends and the error for the client, or
-    None. If the stream ends by "shutdown", the request continues.
+    client receives. `ended` is called with the way in which the stream ended. When the stream's task is
+    cancelled, `interrupted` returns the way in which the stream ends and the error for the client. It returns
+    None if the server did not interrupt the stream. If the stream ends by "shutdown", the request continues.
     """
 
     def __init__(
