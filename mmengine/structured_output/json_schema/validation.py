@@ -53,7 +53,7 @@ class _Validator:
     def __init__(self, root: object):
         self._root, self._left, self._comparisons_left = root, MAX_STEPS, MAX_COMPARISONS
         self._draft = (draft_of(root.get("$schema")) if isinstance(root, Mapping) else None) or UNSPECIFIED
-        self._targets: dict[str, object] = {}  # Maps references to schemas, because a reference may be long.
+        self._targets: dict[str, object] = {}  # Reference -> schema, to resolve each reference once.
 
     def at(self, schema: object, value: object, pointer: str, depth: int) -> None:
         self._left -= 1

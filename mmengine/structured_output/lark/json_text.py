@@ -3,8 +3,8 @@ r"""Converts a Lark grammar for texts to a grammar for JSON strings whose values
 The converted grammar is needed because a custom tool's input is a JSON string.
 
 Each character in a rule is replaced by its only allowed spelling in JSON, for example a backslash and an n.
-The grammar is then split into lexemes again, because a backslash alone may not determine whether the lexeme
-ends or continues.
+The grammar is then split into lexemes again. Several JSON spellings begin with a backslash, so a backslash
+alone may not show whether a lexeme ends or continues.
 """
 
 import json

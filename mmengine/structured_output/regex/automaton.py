@@ -16,8 +16,8 @@ class Automaton:
     """The automaton for a regular expression.
 
     A state with a character set consumes a character from the set and leads to its successor. A state without
-    a set leads to all its successors without consuming a character. State 0 accepts. `spend` is called with a
-    number of steps before the automaton does these steps. `spend` may raise an error to stop the work.
+    a set leads to all its successors without consuming a character. State 0 accepts. The automaton passes its
+    number of steps to `spend`, which may raise an error to stop the work.
     """
 
     def __init__(self, node: Node, spend: Callable[[int], None]):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # Not imported at run time, because reporting a refused schem
     from mmengine.structured_output.engines.base import Backend
     from mmengine.structured_output.matcher import Matcher
 
-# Masks are timed along WALKS random answers with WALK_TOKENS tokens each.
 MAX_DIGITS = 40  # The default value of EngineSettings.max_digits.
+# Masks are timed along WALKS random answers with WALK_TOKENS tokens each.
 WALKS, WALK_TOKENS = 3, 48
 END = 256  # The end-of-sequence token in the byte tokenizer.
 

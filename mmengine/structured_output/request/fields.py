@@ -20,7 +20,8 @@ from mmengine.structured_output.json_schema.reading.loading import encode
 # text), and whether unknown keywords are refused.
 Normalizer = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[Normalizer | None] = ContextVar("work_out", default=None)
-# A larger schema (with its documents, in bytes) takes tens of milliseconds to normalize.
+# Size in bytes, for a schema together with its documents. Normalizing a larger schema takes tens of
+# milliseconds.
 LARGE = 32 * 2**10
 Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # Maximum length of a document's URI.

@@ -41,8 +41,8 @@ MAX_REFERENCES = 32  # Maximum length of a chain of references.
 INPUT = "input"  # Name of a custom tool's only argument, which is a string.
 
 Json = dict[str, Any]
-# The arguments' schema for a custom tool with a Lark grammar. In the xml syntax, the input is written as
-# JSON, because an input that contains a parameter's end tag would otherwise be ambiguous.
+# The arguments' schema for a custom tool with a Lark grammar. INPUT may have any value, so the xml syntax
+# writes the input as JSON. As plain text, an input that contains a parameter's end tag would be ambiguous.
 _ANY_INPUT: Json = {
     "type": "object",
     "properties": {INPUT: {}},
@@ -207,7 +207,8 @@ class Parameters(NamedTuple):
 def parameters_of(schema: str) -> Parameters:
     """Return the parameters in a normalized schema.
 
-    Raises SchemaRefused if values that each match their own schema could violate the whole schema.
+    Raises SchemaRefused if calls cannot spell a name, or if arguments that match their own schemas could
+    together violate the whole schema.
     """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})

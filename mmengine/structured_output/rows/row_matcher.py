@@ -35,7 +35,7 @@ class TextMatcher:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Roll back drafts, and consume all tokens in `said`.
+        """Roll back drafts, and consume the tokens in `said` that were not consumed yet.
 
         Returns False, and leaves the matcher with an error, if the grammar does not allow a token.
         """
@@ -182,8 +182,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that are forced: the draft grammar allows no others. Without a draft
-        grammar, they are the tokens that the grammar itself forces.
+        """Return at most `most` next tokens, which the draft grammar forces. Without a draft grammar, the
+        grammar itself forces the tokens.
         """
         if self.pending_start is not None or not most:
             return ()

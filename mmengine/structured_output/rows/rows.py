@@ -122,7 +122,7 @@ class RowMatchers:
             row_matcher.said.append(token)
 
     def close(self, row: int) -> bool | None:
-        """End a row's text after all its tokens. Return whether the text is complete, or None if the row
+        """End a row's text at its last token. Return whether the text is complete, or None if the row
         continues with a completion.
         """
         if row not in self._rows:
@@ -176,9 +176,9 @@ class RowMatchers:
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the rows' token masks (uint32 [m, words]), and an error for each row (index into `rows`)
-        that cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which
-        contains the tokens that may follow the draft token (none if the draft token is not allowed).
+        """Return the rows' token masks (uint32 [m, words]), and {index into `rows`: error} for rows that
+        cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which contains the
+        tokens that may follow the draft token (none if the draft token is not allowed).
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)

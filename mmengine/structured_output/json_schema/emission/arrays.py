@@ -2,8 +2,8 @@
 
 The grammar engine's JSON Schema cannot express `contains` and `uniqueItems`, which relate several items. An
 array with these keywords is written as an automaton under the key `x-steps` or `x-distinct`, which
-json_schema_lark.py translates. `uniqueItems` is added too. The grammar engine does not support this keyword,
-and therefore refuses an automaton that was not translated.
+json_schema_lark.py translates. The array's schema also has `uniqueItems`, which the grammar engine refuses.
+An automaton that was not translated therefore causes an error.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """

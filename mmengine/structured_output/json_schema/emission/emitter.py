@@ -92,7 +92,8 @@ class Emitter:
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
         """Return whether the part allows every value and is written as `true`. Bounds on numbers do not apply
-        inside this part, because they would enlarge almost every grammar with an open object.
+        inside this part. Unnamed keys in open objects have such parts as values, so the bounds would enlarge
+        most grammars.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 
@@ -285,7 +286,7 @@ class Emitter:
             patterns |= {
                 whole_pattern(p): False for p, part in constraint.patterns.values() if part not in yes
             }
-            # For the error message, if the grammar engine refuses a key that may match two patterns.
+            # The engine's error for a key that may match two patterns needs this pointer.
             if len(patterns) > 1:
                 out["$comment"] = f"#{self._pattern_pointer(constraint, conj)}"
         if patterns or others:
@@ -315,9 +316,9 @@ class Emitter:
         return None if left is None else f"^(?:{left})$"
 
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
-        """Return a pattern for keys that match no other pattern. The pattern is needed if some pattern was
-        written without U+0000 (`drops_nul`), since the grammar engine would treat keys with U+0000 as
-        unmatched.
+        """Return {regex: schema} for keys that match no pattern, or {} if there are no such keys. This regex
+        replaces `additionalProperties` if some pattern was written without U+0000 (`drops_nul`). Otherwise
+        the grammar engine would apply `additionalProperties` to keys with U+0000 that match the pattern.
         """
         budget = self.satisfiable.shapes.document.budget
         try:
@@ -340,9 +341,8 @@ class Emitter:
         found = [
             (p.prefix, text, part) for text, (p, part) in constraint.patterns.items() if p.prefix is not None
         ]
-        outer: list[
-            tuple[str, str, str | None]
-        ] = []  # (prefix, pattern, pattern for this or a shorter prefix that allows keys, if any).
+        # Stack of nested prefixes: (prefix, its pattern, innermost pattern so far that allows keys, or None).
+        outer: list[tuple[str, str, str | None]] = []
         for prefix, text, part in sorted(found):
             while outer and not prefix.startswith(outer[-1][0]):
                 outer.pop()
@@ -371,7 +371,7 @@ def whole_pattern(pattern: Pattern) -> str:
 
 
 def merge_values(shapes: list[Shape]) -> list[Shape]:
-    """Merge shapes that list values of one type into a single shape."""
+    """Merge shapes that only list values, if their types and string patterns are equal."""
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []

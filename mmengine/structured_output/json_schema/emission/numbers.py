@@ -87,7 +87,8 @@ def _limit_decimals(constraint: Number, places: int) -> list[Number]:
 
 
 def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, pointer: str) -> Limit:
-    """Return the limit, or the nearest limit inside the range that the engine reads exactly as a float.
+    """Return `limit` if the engine reads its value exactly, otherwise the nearest exact float inside the
+    range.
 
     `inwards` is 1 for a lower limit and -1 for an upper limit.
     """
@@ -185,10 +186,10 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return a range's corrected start.
+    """Return the limit `near`, corrected if the engine would wrongly allow this exclusive limit.
 
-    In some ranges, such as from 2 (exclusive) to 2.5, the engine wrongly includes the start. The corrected
-    range starts at the next multiple, or at the next number with 15 digits.
+    The engine makes this error in some ranges, such as from 2 (exclusive) to 2.5. The corrected limit is the
+    next multiple, or the next number with 15 digits.
     """
     if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
         return near
@@ -202,11 +203,12 @@ def _exclude_start(
 def _missing_points(constraint: Number) -> list[Json]:
     """Return schemas for numbers that the engine wrongly excludes from a range.
 
-    In a range up to 10.75, the engine lacks 10.7 and every shorter spelling. In a range up to 0, the engine
-    lacks 0.0.
+    The missing numbers are the limit's truncations: a range up to 10.755 lacks 10.75 and 10.7. A range up to
+    0 lacks 0.0.
 
-    10.7 is written as a range from 10.7 to below 10.8 with the step 0.1 (or 0.01, …). For 10, such a range
-    also allows the spelling 10.0.
+    Each missing number becomes a range that contains no other number: 10.7 becomes a range from 10.7 to below
+    10.8 with the step 0.1. If the truncation is whole, as for the limit 10.05, the range also allows the
+    spelling 10.0.
     """
     out = []
     for limit in (constraint.low, constraint.high):

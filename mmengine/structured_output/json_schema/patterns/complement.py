@@ -42,7 +42,7 @@ def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
     """Return the complement, or the error, and the number of steps.
 
     A cached result counts as many steps as its first computation took. Errors are cached too, because many
-    alternatives may need one complement, and an error takes longest.
+    alternatives may need the same complement, and a failed computation takes the most steps.
     """
     budget = MatchBudget(MAX_STEPS)
     try:

@@ -1,12 +1,13 @@
 r"""Writes a pattern for the keys that an object's schema does not name, and the schema for these keys'
 values.
 
-A key without a name in the schema is called an "other key". Other keys are written as a pattern, because
+A key that the schema does not name is called an "other key". Other keys are written as a pattern, because
 `additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
 
 The pattern may also match a named key. The grammar engine then excludes the named key's spelling from the
-pattern. The exclusion is exact, because a pattern spells every character in a single way, except control
-characters. A pattern that itself excludes all names would be exact too, but makes masks thirty times slower.
+pattern. The exclusion is exact if the name has no control characters, because a pattern spells every other
+character in a single way. The pattern itself excludes names with control characters. If the pattern excluded
+all names, masks would be thirty times slower.
 
 JSON Schema also applies the pattern's schema to the named keys that match. The pattern's schema is therefore
 `true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any value for the

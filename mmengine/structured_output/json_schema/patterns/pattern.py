@@ -26,7 +26,7 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum number of copies by repetitions whose counts include a length limit.
+MAX_FOLDED = 20_000  # Maximum number of copies after a length limit is merged into a repetition.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
@@ -38,7 +38,7 @@ class Pattern(NamedTuple):
 
     # The pattern in the grammar engine's dialect. Without \\p, the pattern is also valid in Python.
     regex: str
-    prefix: str | None  # The text with which strings begin, if the pattern requires only this.
+    prefix: str | None  # The required beginning, if the pattern requires nothing else.
     fewest: int = 0
     most: int | None = None
     # (part, minimum count, maximum count) if the whole pattern is a repetition.

@@ -15,7 +15,8 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
 # A subschema below one of these keywords is replaced by its target if it is only a $ref. Subschemas that
-# apply to their parent's value (as in allOf) are not replaced, because two of them could become one place.
+# apply to their parent's value (as in allOf) are not replaced, because two subschemas with the same target
+# would then share a place.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
@@ -40,7 +41,7 @@ class Document:
 
     A resource is a schema with its own URI. `dynamic` maps a $dynamicAnchor's name to {resource's place:
     place that defines the anchor}. The name "" stands for $recursiveAnchor in draft 2019-09. `faults` maps
-    the place of an invalid subschema to the refusal that is raised if a schema refers to it.
+    the place of an invalid subschema to the refusal that a reference to the subschema raises.
     """
 
     nodes: list[Node] = field(default_factory=list)  # The subschemas by place; 0 is the root.
@@ -54,7 +55,7 @@ class Document:
     resource_of: dict[int, int] = field(default_factory=dict)
     faults: dict[int, SchemaRefused] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)  # id() of a schema object -> place.
-    # The caller's `key` -> place of a schema that is not part of the input.
+    # The argument `key` in a call to `make` -> place.
     synthetic: dict[object, int] = field(default_factory=dict)
     # Limits the steps to match names against patterns.
     budget: MatchBudget = field(default_factory=MatchBudget)

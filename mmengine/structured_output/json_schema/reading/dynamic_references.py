@@ -1,8 +1,8 @@
 """Resolves a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
 
 An evaluation path begins at the root and follows subschemas and references. If all paths to the $dynamicRef
-have one outermost resource, the target is unique, and the keyword is treated like a `$ref`. Otherwise the
-schema is refused.
+have the same outermost resource, the target is unique, and the keyword is treated like a `$ref`. Otherwise
+the schema is refused.
 """
 
 from mmengine.structured_output.json_pointer import join_pointer

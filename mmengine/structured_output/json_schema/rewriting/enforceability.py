@@ -97,7 +97,7 @@ class Enforceability:
         return found
 
     def _users(self) -> dict[int, list[tuple[int, str]]]:
-        """Return, for each place, the places that refer to it, with the keywords that refer."""
+        """Return, for each place, (user, keyword) pairs. The user's keyword leads to the place."""
         users: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for place, node in enumerate(self.document.nodes):
             for names, child in node.children.items():

@@ -5,8 +5,8 @@ Therefore objects with optional properties allow any order, except small objects
 engine's JSON Schema supports only a fixed order. An object with any order is marked and later written in
 Lark, which takes longer to compile.
 
-If several schemas for one value add properties, it is undetermined which schema's properties come first. For
-small objects, every order of these groups of properties becomes an alternative.
+If several schemas for one value add properties, it is undetermined which schema's properties come first. Each
+schema's properties form a group. For small objects, every order of the groups becomes an alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -140,8 +140,8 @@ class KeyOrders:
     def drop_unsupported(self) -> None:
         """Remove all marks if any-order objects cannot be written for this schema.
 
-        To write an any-order object in Lark, each object's unnamed keys must be distinguishable from its
-        named keys.
+        Lark can express any order only if each object's unnamed keys can be distinguished from its named
+        keys.
         """
         for schema, pointer in self.patterned:
             if not self.marked:

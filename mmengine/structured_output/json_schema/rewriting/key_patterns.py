@@ -44,8 +44,8 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 class UnnamedKeys(NamedTuple):
     """Keys that an object's schema does not name, and the schema `value` for their values.
 
-    The keys match `regex`. A `regex` of None means all keys whose length the quantifier `times` allows (such
-    as "*" or "{0,9}").
+    The keys match `regex`. If `regex` is None, only the quantifier `times`, such as "*" or "{0,9}", limits
+    the keys.
     """
 
     regex: str | None

@@ -59,7 +59,9 @@ SCALARS: dict[str, Shape] = {  # Shapes of schemas that consist of a type alone.
 
 
 def keyword_shape(document: Document, place: int) -> KeywordShape:
-    """Return the shape, and alternatives if an enum or const contains arrays or objects."""
+    """Return (shape, alternatives or None). An enum with several values has alternatives if some value is an
+    array or an object.
+    """
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     kinds = _kinds(schema)
@@ -103,7 +105,9 @@ def _integer(constraint: Number) -> Number:
 def _values(
     document: Document, place: int, keyword: str, values: list
 ) -> tuple[Shape, list[Conjunction] | None]:
-    """Return the shape for an enum's scalars, and alternatives if the enum contains arrays or objects."""
+    """Return (shape, None), or (UNCONSTRAINED, alternatives) if an enum has several values and some value is
+    an array or an object.
+    """
     pointer = join_pointer(document.nodes[place].pointer, keyword)
     unique = list({equality_key(value): value for value in values}.values())
     if not unique:

@@ -37,7 +37,7 @@ from mmengine.structured_output.json_schema.patterns.complement import complemen
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
-MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
+MAX_STEPS = 64  # Maximum number of multiples between two limits that are excluded one by one.
 MAX_PLACES = 16  # Maximum number of items after a list's prefix that are tried as the item that violates B.
 OMITTED_ALTERNATIVES = (
     f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
@@ -172,7 +172,9 @@ class Exclusion:
         self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Add the intervals between multiples of `step`, if the limits of `a` leave only a few of them."""
+        """Add the intervals between multiples of `step`, or a blocked constraint if there are too many
+        multiples.
+        """
         left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return

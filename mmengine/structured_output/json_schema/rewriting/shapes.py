@@ -58,7 +58,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import (
 )
 from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
-# Keywords that `_apply` expands, and keywords that depend on several schemas together.
+# Keywords that `_apply` expands. EXPANDED_KEYWORDS adds keywords that depend on several schemas together.
 IN_PLACE = frozenset(
     ("$ref", "allOf", "anyOf", "oneOf", "dependentRequired", "dependentSchemas", "not", "if", "$dynamicRef")
 )
@@ -119,8 +119,8 @@ class Shapes:
         return found
 
     def _expand_single(self, conj: Conjunction) -> list[Shape] | None:
-        """Return the shapes for a single schema without in-place keywords, or None. This is faster than
-        `_expand`.
+        """Return the shapes for a single schema without in-place keywords, faster than `_expand`. Returns
+        None for any other conjunction.
         """
         if len(conj) != 1:
             return None
@@ -156,8 +156,8 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes such that every allowed value has at least one of the shapes, even if `of` lacks some
-        values. Proofs need such shapes.
+        """Return shapes that cover every allowed value, as proofs require. If the shapes from `of` lack some
+        values, the result is UNCONSTRAINED.
         """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found

@@ -29,7 +29,7 @@ _LABEL = (
     rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}{_INNER}{_ALNUM}|{_ALNUM}{_INNER}{_ALNUM}{{2}}"
     rf"|{_ALNUM}{_INNER}(?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
 )
-# 63 * 3 characters and 3 dots stay below the 253 characters that a host name may have.
+# Three labels with 63 characters each and two dots stay below the 253 characters that a host name may have.
 HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}"
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 EMAIL = rf"{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{0,2}}@{HOSTNAME}"

@@ -110,7 +110,7 @@ EXACT = 2**53  # Integers up to this value are exact in the grammar engine, whic
 MAX_DECIMALS = 15
 # Maximum number of remainders of a `multipleOf`. The grammar engine has a state for each remainder.
 MAX_REMAINDERS = 250_000
-REMAINDER_COST = 5  # Steps of work for each remainder, for which the grammar engine takes about 10 µs.
+REMAINDER_COST = 5  # Steps of work for a remainder. The grammar engine takes about 10 µs for each.
 
 
 def to_fraction(value: int | float) -> Fraction:
