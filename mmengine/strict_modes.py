@@ -1,8 +1,8 @@
 """Opens folders that contain code or weights, and refuses folders that another user could have changed.
 
 The rule is OpenSSH's "strict modes", applied to every folder from the root down: a folder belongs to root or
-to this user, and no other user can write to it. Sticky folders such as /tmp are allowed above the opened
-folder, because only the owner of an entry can move that entry out of a sticky folder.
+to the process's user, and no other user can write to the folder. Sticky folders such as /tmp are allowed
+above the opened folder, because only the owner of an entry can move that entry out of a sticky folder.
 """
 
 import errno
@@ -17,7 +17,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BadModes(Exception):
-    """Another user could change a folder's contents. The text names the folder and the remedy."""
+    """Raised if another user could change a folder's contents. The message names the folder and the fault."""
 
 
 def open_strict(path: Path, *, make: bool = False) -> int:
@@ -46,8 +46,8 @@ class _Walk:
         self._num_links = 0
 
     def enter(self, name: str, make: bool) -> str | None:
-        """Enter the folder `name`. If `name` is a symbolic link, return the link's target instead, and move
-        to the folder from which the target must be followed.
+        """Enter the folder `name`. If `name` is a symbolic link, return the link's target instead. If the
+        target is absolute, move to the root folder.
         """
         self.check(is_last=False)
         try:

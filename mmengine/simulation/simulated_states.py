@@ -1,5 +1,5 @@
-"""The recurrent states of the simulated executor. A state is the sum of a row's token values. Plans say when
-a state is copied or kept.
+"""The recurrent states of the simulated executor. A state is the sum of a row's token values. A StatePlan
+says which states to copy before a step, and after which tokens to store a copy.
 
 If a row's state belongs to another row, or covers other tokens than the row has computed, ExecutorFailed is
 raised. Therefore a wrong plan makes a simulation fail.
@@ -17,7 +17,8 @@ class SimulatedStates:
     def __init__(self, config: EngineConfig):
         self._sums = np.zeros(config.num_state_slots, np.uint64)
         self._lengths = np.zeros(config.num_state_slots, np.int64)  # tokens that the state covers
-        # [row, draft]: values of drafts, which follow the row's state and may be rejected.
+        # `_pending` [row, draft] has the values of the previous step's drafts. A row's state includes a draft
+        # only after the draft is accepted.
         self._pending = np.zeros((config.max_num_seqs, config.num_draft_tokens), np.uint64)
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 

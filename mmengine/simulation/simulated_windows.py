@@ -14,8 +14,8 @@ _FACTOR = np.uint64(0xD6E8FEB86659FD93)
 
 
 class SimulatedWindows:
-    """Writes and checks the slots. `values`: the numbers in all slots of the pool, which all groups share, as
-    uint64.
+    """Writes and checks the slots of block groups with a window. All groups share the pool's slots. `values`
+    (uint64) has the number in each slot.
     """
 
     def __init__(self, config: EngineConfig, values: np.ndarray):

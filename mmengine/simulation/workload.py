@@ -121,7 +121,7 @@ class Workload:
 
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
-    """Return, as int32, tokens `start` to `start + count` of the pseudo-random text `key`.
+    """Return, as int32, `count` tokens of the pseudo-random text `key`, from position `start`.
 
     A key and a position always determine the same token.
     """

@@ -18,8 +18,8 @@ _MARKS = {"hash_ids": "mooncake", "text_tokens": "servegen", "prompt": "scenario
 
 
 def load_workload(path: Path, form: str = "auto", limit: int | None = None) -> Workload:
-    """Read at most `limit` requests from a file. `form`: an entry of FORMATS, or "auto". Raises
-    InvalidRequest for an invalid file.
+    """Read at most `limit` requests from a file. `form`: an entry in FORMATS; "auto" recognises the format
+    from the file's name and first line. Raises InvalidRequest for an invalid file.
     """
     existing(path)
     if form == "auto":

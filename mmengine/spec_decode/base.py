@@ -37,14 +37,14 @@ class Drafter(Protocol):
         """
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Called before `admit` when the row is reassigned.
+        """Finish the request in `row`. Called before `admit` when the row is reassigned.
 
-        `texts` still has the previous request's tokens.
+        `texts` still has the finished request's tokens.
         """
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        """Propose tokens for the s rows `rows` (intp). Row i gets at most `most[i]` tokens (`most`: intp [s],
-        0 or more).
+        """Propose tokens for `rows` (intp [s]). The row `rows[i]` gets at most `most[i]` tokens (`most`: intp
+        [s], 0 or more).
 
         Returns None if no row has drafts.
 

@@ -39,8 +39,8 @@ class NgramDrafter:
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # `places` has the positions whose n-grams must be indexed, because the tokens after them are now
-        # known. `places` also has each row's last position, whose n-gram is only looked up.
+        # `places` has the last positions of n-grams. An n-gram is added to the index once the token after the
+        # n-gram is known. Each row's last n-gram is therefore only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -75,8 +75,8 @@ def _look(
 
     Returns, for each row, the position at which the n-gram's previous occurrence ends, or NOWHERE.
 
-    The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `last` has the
-    index in `grams` of each row's last n-gram. All other n-grams are added to the index.
+    The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `grams[last]`
+    has each row's last n-gram. All other n-grams are added to the index.
     """
     size = index.size
     grams = grams[:, -size:]

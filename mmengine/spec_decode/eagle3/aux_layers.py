@@ -7,7 +7,8 @@ norm's input. The following rules apply in order:
 * an id i at the top level of config.json (vLLM, speculators) means L_in(i);
 * an id i in `eagle_config` means L_in(i + 1) if the first id is 1 (ModelOpt, AngelSlim and SGLang: "the
   output of layer i"), else L_in(i);
-* without ids, a head that reads three states uses EAGLE's default: L_in(2), L_in(n // 2), L_in(n - 3).
+* without ids, a head that reads three states uses EAGLE's default for a target with n layers: L_in(2),
+  L_in(n // 2), L_in(n - 3).
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def aux_layers(
 
     The head's fc layer reads `num_aux_layers` hidden states, and the target has `num_layers` layers.
 
-    `chosen` replaces the ids in the file. Raises a ModelError that names the field that does not fit.
+    `chosen` replaces the ids in the file. Raises a ModelError that names the inconsistent field.
     """
     if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
         family.root.fail(

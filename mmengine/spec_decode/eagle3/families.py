@@ -11,8 +11,8 @@ from typing import Any
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
-# The last name in each tuple is an ordinary model's architecture, which EAGLE's own files contain. Only the
-# tensors show that such a folder contains a draft head.
+# The last name in each tuple is an ordinary model's architecture. EAGLE's own draft heads have this name too,
+# so only the tensors show that a folder contains a draft head.
 LLAMA_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -24,7 +24,7 @@ QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # these ha
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
-# Maps ModelOpt's settings that select the network to their values for an EAGLE-3 head.
+# ModelOpt's settings for the network's structure, with the values that an EAGLE-3 head must have.
 _FIXED = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,

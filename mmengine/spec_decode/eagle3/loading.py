@@ -148,8 +148,8 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested number of drafts. Without a request, return the number in the file, but at most
-    MAX_DRAFTS.
+    """Check and return `asked`. If `asked` is None, return the file's number (default DEFAULT_DRAFTS), but at
+    most MAX_DRAFTS.
     """
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:

@@ -19,8 +19,9 @@ class CallSyntax(NamedTuple):
     """The syntax for tool calls in a grammar's texts.
 
     `has_answer` says whether an answer without calls is JSON; if not, an answer without calls is free text.
-    `is_xml` says whether calls are written in the xml syntax. `think_end` has the string that ends reasoning
-    at the text's beginning. `heads` has, for each tool, the text with which a call to the tool begins.
+    `is_xml` says whether calls are written in the xml syntax. `think_end` has the string that ends the
+    reasoning before the answer, or is empty if the text has no reasoning. `heads` has, for each tool, the
+    text with which a call to the tool begins.
     """
 
     has_answer: bool

@@ -21,10 +21,10 @@ class Closer:
     current position; None if no completion is known any more. `path` depends only on the generated tokens. A
     row that is computed again after a preemption or a crash therefore gets its earlier completion. `left` is
     the number of tokens that may still be generated. `has_closed` says whether a completion replaced a token
-    that the model chose, or used the budget's last tokens. When a row consumes tokens that were generated
-    earlier (after a preemption or a crash), only the use of the budget's last tokens is noticed. After `cut`
-    or `finish`, the completion is generated regardless of the model's choices. `has_repeated` says whether
-    `finish` was called.
+    that the model chose, or used the budget's last tokens. After a preemption or a crash, a new Closer
+    consumes the row's earlier tokens. While the new Closer consumes these tokens, `has_closed` becomes True
+    only if a completion used the budget's last tokens. After `cut` or `finish`, the completion is generated
+    regardless of the model's choices. `has_repeated` says whether `finish` was called.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Closer:
     def choose(self, matcher: Matcher, token: int) -> int:
         """Return the token to generate after the model chose `token`.
 
-        If a completion exists after `token`, this is `token`; otherwise it is the next token in the known
+        Returns `token` if a completion exists after `token`. Otherwise returns the next token in the known
         completion. The matcher does not advance.
         """
         if self.is_cut and self.path:

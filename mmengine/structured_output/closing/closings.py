@@ -1,8 +1,8 @@
 """Searches for a short completion: tokens that lead from a position in a grammar's text to the text's end.
 
-The search proceeds byte by byte and asks the matcher about each byte. A question takes less than a
-microsecond, while a mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads
-to some end. A greedy search therefore needs no backtracking, only good preferences:
+The search proceeds byte by byte and asks the matcher about each byte. A question takes 1 to 2 µs, while a
+mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end. A
+greedy search therefore needs no backtracking, only good preferences:
 
 1. forced bytes;
 2. in a string, the shortest ending that the hints from the grammar suggest (hints.py);
@@ -10,10 +10,11 @@ to some end. A greedy search therefore needs no backtracking, only good preferen
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
 5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
-If the search finds no end, a second search also prefers the values that it has used least (`by_turns`). If
-the second search fails too, the text is treated as plain text. The completion's bytes are then converted to
-the tokens that the tokenizer would choose. The search is limited by the number of questions to the matcher,
-not by time. A given grammar, position and vocabulary therefore give the same tokens on every machine.
+If the search finds no end within its limits, a second search prefers the values and string endings that it
+has used least (`by_turns`). If the second search fails too, the text is treated as plain text. The
+completion's bytes are then converted to the tokens that the tokenizer would choose. The search is limited by
+the number of questions to the matcher, not by time. A given grammar, position and vocabulary therefore give
+the same tokens on every machine.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -130,10 +131,10 @@ class Closings:
         return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
-        """Convert single-byte tokens to the tokens that the tokenizer would choose, if masks allow these
-        tokens.
+        """Convert single-byte tokens to the tokenizer's tokens for the same text. Where the matcher forces a
+        token, use the forced token.
 
-        Returns None if there are no such tokens. `matcher` advances.
+        Returns None if the matcher refuses a token or forces a different text. `matcher` advances.
         """
         texts, out, at, planned = self._vocabulary.token_bytes, list[int](), 0, list[int]()
         while at < len(way):

@@ -40,9 +40,9 @@ class Hints:
 
     `leaves` has scalars, shortest first. `texts` has patterns for strings or, if `is_bare`, for the whole
     answer. `literals` has strings in their JSON spelling, without the first quotation mark. `keys` has each
-    object's properties. `due` has required keys in objects whose keys may come in any order, in their JSON
-    spelling. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if the
-    text may contain calls.
+    object's properties. `due` has the JSON spelling of each required key in objects whose keys may come in
+    any order. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if
+    the text may contain calls.
     """
 
     leaves: list[bytes]
@@ -95,7 +95,8 @@ class Hints:
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
         """Return endings for the keys to try next, best first. All keys belong to a single object.
 
-        If the object's last key is required, only this key is returned, since optional keys can be left out.
+        If the last candidate in schema order is required, only this key is returned. Since this key may come
+        next, all earlier candidates are optional.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]

@@ -45,7 +45,7 @@ class Position(NamedTuple):
         return {b"{": b"}", b"[": b"]"}.get(self.inside[-1:], b"")
 
     def advance_bare(self, text: bytes) -> "Position":
-        """Return the position after `text` if the whole text is not JSON. `string` is then the whole text."""
+        """Return the position after `text` in an answer that is not JSON. `string` is the answer so far."""
         string = (self.string or b"") + text
         return Position(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 

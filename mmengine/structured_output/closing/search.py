@@ -22,7 +22,7 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """The data and the function of a tokenizer that completions need.
+    """The tokenizer data that completions need: the tokens' bytes, the special tokens, and `encode`.
 
     `token_bytes` has every token's bytes, b"" for a special token such as end of sequence. `special_ids` has
     the special tokens that a grammar may require. `encode` converts text to tokens.

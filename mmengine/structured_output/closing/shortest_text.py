@@ -1,10 +1,11 @@
 """Finds the shortest text that matches given regex patterns and begins with a given text.
 
-A pattern becomes an automaton. For each state, the number of characters to the nearest end is computed. If a
-text must match several patterns or has a minimum length, an A* search uses this distance as its estimate.
+A pattern becomes an automaton. For each state, the number of characters to the accepting state is computed.
+If a text must match several patterns or has a minimum length, an A* search uses this distance as its
+estimate.
 
-The caller must ask the matcher whether a result fits. For patterns with unsupported constructs, there is no
-result.
+Large limits on repetitions are ignored (MAX_OPTIONAL), so the caller must ask the matcher whether a result
+fits. For patterns with unsupported constructs, there is no result.
 """
 
 from functools import lru_cache

@@ -1,6 +1,4 @@
-"""Writes notes for clients about the maximum number of digits, which the engine sets where a schema sets no
-limit.
-"""
+"""Writes notes for clients about the maximum number of digits in numbers that the schema does not limit."""
 
 from functools import lru_cache
 
@@ -15,7 +13,7 @@ from mmengine.structured_output.request.tool_calls import ToolCalls
 
 
 def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[Note, ...]:
-    """Return the note on a grammar's maximum number of digits, if the grammar has one.
+    """Return the notes on a grammar's maximum number of digits, or () if the grammar has no such maximum.
 
     `counts_in_long` says whether the grammar engine also limits digits in schemas with more than MAX_HELD
     characters. If the engine does not, a separate note says so.

@@ -35,8 +35,8 @@ class ExactEncoder:
         return out + self._run(exact)
 
     def _run(self, text: str) -> list[int]:
-        """Return the tokens for a text whose clusters the tokenizer leaves unchanged, each by itself. If the
-        tokenizer's tokens for the whole text do not spell the text, return single-byte tokens.
+        """Return the tokens for `text`, in which the tokenizer encodes each single cluster exactly. If the
+        tokens for the whole text do not spell the text, return single-byte tokens.
         """
         tokens = self._encode(text) if text else []
         return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]

@@ -1,4 +1,4 @@
-"""Finds numbers in normalized schemas that may have any number of digits, and reads the limits of numbers."""
+"""Finds normalized schemas that allow numbers with any number of digits, and reads numeric limits."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -35,8 +35,8 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` that is not a power of ten counts as a limit on digits. A power of ten limits only the
-    decimal places.
+    A `multipleOf` counts as a limit on digits. The exception is 1, 0.1, 0.01 and so on for the type number,
+    because these limit only the decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False

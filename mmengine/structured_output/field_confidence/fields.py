@@ -26,9 +26,9 @@ from mmengine.token_confidence import TokenConfidence
 class FieldConfidence(msgspec.Struct, frozen=True):
     """How confident the model was in a field's value.
 
-    `p` is the probability of the value's tokens together, and `min` the smallest probability among them.
-    `entropy` is the entropy in nats at the first token that decides the value. `others` has other values that
-    were likely.
+    `p` is the probability of the value's tokens together. `min` is the smallest probability among these
+    tokens. `entropy` is the entropy in nats at the first token that decides the value. `others` has other
+    values that were likely.
     """
 
     p: float
@@ -68,8 +68,8 @@ def _steps(
     confidences: Sequence[TokenConfidence | None],
     bytes_of: Callable[[int], bytes],
 ) -> list[Step] | None:
-    """Return the tokens that contain bytes of the value. If they end with the value, also return the next
-    token, if any.
+    """Return the tokens that contain bytes of the value. If the last token ends exactly where the value ends,
+    also return the next token, if any.
 
     Returns None if a token with bytes of the value has no confidence.
     """

@@ -37,8 +37,8 @@ class OtherValue(msgspec.Struct, frozen=True):
 class Step(NamedTuple):
     """A token of the answer, and its position in the JSON text: the bytes from `start` to `end`.
 
-    `likely` has (bytes, probability) for the most likely allowed tokens at this position. `is_value` says
-    whether the token contains bytes of the value, or is the token after the value.
+    `likely` has (bytes, probability) for the most likely allowed tokens at this position. `is_value` is True
+    if the token contains bytes of the value, and False for the token after the value.
     """
 
     start: int

@@ -45,7 +45,8 @@ def has_keyword(source: str, path: Path, keyword: str) -> bool:
 def _schemas_at(source: str, path: Path) -> list[Schema]:
     """Return the schemas that apply to the value at `path`, or [] for a path longer than MAX_DEPTH.
 
-    The results for containers stay cached, because the values in a container need them.
+    The cache keeps the results for containers, because the lookup for each value in a container uses them
+    again.
     """
     root = _decoded(source)
     if not path:

@@ -11,7 +11,8 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ATOM = re.compile(rb"[^ \t\r\n,:\[\]{}\"]+")
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
-# Maximum length of a path. An answer of n tokens may have n / 2 values with n / 2 levels each.
+# Maximum length of a path. Without a limit, the paths' total length could grow with the square of the
+# answer's length.
 MAX_DEPTH = 64
 
 

@@ -12,7 +12,7 @@ from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
 MAX_REGEX_NODES = 20_000  # Maximum number of nodes in a rule after all rules inside it are inlined.
-MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces and rounds together.
+MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces in all rounds.
 MAX_LEXEMES = 2_000
 
 
@@ -157,7 +157,9 @@ def _count(node: Node) -> _Size:
 
 
 class LexemeSplitter:
-    """Splits all rules that can be reached from `root` into lexemes. No lexeme is in `unsafe`."""
+    """Splits all rules that can be reached from `root` into lexemes. Lexemes in `unsafe` are split further,
+    except single characters.
+    """
 
     def __init__(self, rules: Rules, unsafe: set[str]):
         self._rules, self._unsafe = rules, unsafe

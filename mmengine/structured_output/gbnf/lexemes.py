@@ -12,7 +12,7 @@ from mmengine.structured_output.regex.sets import Set, have_common
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
 MAX_POSITIONS = 400  # Maximum number of positions in a lexeme. A larger piece is split.
-# Maximum number of steps to compare lexemes and to compute which lexemes may follow which.
+# Maximum number of steps to compare lexemes and to compute which lexemes may follow each lexeme.
 MAX_STEPS = 150_000
 
 
@@ -108,7 +108,8 @@ class LexemeComparison:
         return self._lexemes[regex]
 
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
-        """Compare the lexemes with the regexes `one` and `other`, both known from `lexeme`.
+        """Compare the lexemes with the regexes `one` and `other`. `lexeme` must have been called for both
+        regexes.
 
         Returns the characters with which `other` may continue a text that `one` matches completely, and
         whether some text matches both lexemes.

@@ -94,8 +94,8 @@ class LLGuidance(OfTokenizer):
             make = self._prototypes(found, 0)
             prototype = make()
         if len(grammar.source) > MAX_HELD and not prototype.is_error():
-            # The first mask is slow. Its computation at this point releases the GIL, and copies of the
-            # prototype need not repeat the work while they hold the GIL.
+            # The first mask is slow. `compute_bitmask` releases the GIL meanwhile. Copies of the prototype
+            # then need not repeat the work while they hold the GIL.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
         # A schema is not checked here, because normalization has checked that some text matches.
@@ -143,8 +143,8 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = map(quoted, choices)
-                # The choices form a single terminal. As alternatives in a rule, all of them would be in the
-                # parser's table at once.
+                # The choices form a single terminal. If they were alternatives in a rule, the parser's table
+                # would contain all choices at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 check_ends(lark, self._special_names, self.eos_token_ids)
@@ -229,9 +229,10 @@ class LLGuidance(OfTokenizer):
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
 
-        The forced tokens are the leading tokens in `text` that no longer token could replace. Their number
-        also depends on the texts that the grammar allows after `text`. Different results for the same `text`
-        never conflict: the longer list begins with the shorter list. The results may therefore be cached.
+        The forced tokens are the tokens in `text` before the first token that a longer token might replace.
+        Their number also depends on the texts that the grammar allows after `text`. Different results for the
+        same `text` never conflict: the longer list begins with the shorter list. The results may therefore be
+        cached.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -276,8 +277,8 @@ class _Tokens(TokenizerWrapper):
             return self._encode_again(text)
         if len(text) <= MAX_FORCED_CHARS:
             return self._encode(text)
-        # Each step would encode the whole rest of the text again. The tokens at the cut are left out, because
-        # the characters after the cut may change them.
+        # Each step would encode the whole rest of the text again, so only the beginning is encoded. The
+        # tokens at the cut are left out, because the characters after the cut may change them.
         beginning = text[:MAX_FORCED_CHARS]
         size = len(beginning[:-MAX_KEPT_CHARS].encode())
         found = self._encode(beginning)

@@ -11,7 +11,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 def refuse_overlap(grammar: str, error: str) -> None:
     """Raise SchemaRefused if the error says that a key may match two patterns in an object.
 
-    The refusal has the object's JSON pointer, which normalization has written beside the patterns.
+    The refusal has the object's JSON pointer, which normalization has written into the object's `$comment`.
     """
     if not error.startswith("patternProperty regexes"):
         return

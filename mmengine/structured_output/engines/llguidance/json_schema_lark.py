@@ -3,8 +3,8 @@ enough.
 
 llguidance's JSON Schema cannot express arrays with rules on several items, objects whose keys may come in any
 order, and a maximum number of digits. Parts with such an array, object or number are written in Lark, as
-rules and terminals. All other parts stay JSON Schema under `%json`. Lark parts and JSON Schema parts skip
-equal white space, once between JSON tokens, so llguidance reads both as a single grammar.
+rules and terminals. All other parts stay JSON Schema under `%json`. Both kinds skip the same white space, at
+most once between two JSON tokens. llguidance can therefore combine both kinds in a single grammar.
 """
 
 from collections.abc import Mapping
@@ -153,8 +153,8 @@ class _Writer:
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
             parts = [self.node(branch) for branch in branches if self.needs(branch)]
-            # Branches that stay JSON Schema share a rule. In a rule of its own, a range that contains no
-            # number would be an error in llguidance.
+            # Branches that stay JSON Schema share a rule, because llguidance refuses a rule whose only branch
+            # is a range without numbers.
             plain = [branch for branch in branches if not self.needs(branch)]
             return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
@@ -208,7 +208,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new rule name, with which no other rule's name begins."""
+        """Return a new rule name. No other rule's name begins with this name and an underscore."""
         self.rules += 1
         return f"r_{self.rules}"
 

@@ -7,7 +7,7 @@ from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 
 _IDS = re.compile(r"<\[(\^?)([^\]]*)\]>")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(-?)\s*([0-9]{1,9})?\s*")
-# Comments, strings and regular expressions. A token's name in these stands for its text.
+# Comments, strings and regular expressions. Inside these, a token's name is ordinary text.
 _TEXT = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/""")
 _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 

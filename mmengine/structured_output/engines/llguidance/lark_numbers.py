@@ -1,7 +1,7 @@
 """Writes Lark terminals for numbers with a maximum number of digits.
 
-llguidance's JSON Schema can limit digits only by a range of at most 18 digits, which becomes an alternative
-for each length. A terminal's regular expression needs only a state for each digit.
+llguidance's JSON Schema can limit digits only by a range, whose ends have at most 18 digits. llguidance
+expands the range into an alternative for each length. A Lark terminal needs only a state for each digit.
 """
 
 from fractions import Fraction
@@ -10,7 +10,7 @@ from mmengine.structured_output.engines.unlimited_numbers import HIGH, LOW, limi
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 
-MAX_POWER = 17  # Largest power of ten as a range's end, because llguidance reads limits as floats.
+MAX_POWER = 17  # Largest exponent for the power of ten that ends a range. llguidance reads limits as floats.
 
 
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:

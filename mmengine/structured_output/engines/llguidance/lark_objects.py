@@ -66,8 +66,8 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
     """Return the rule for items in any order, each at most once.
 
     Bit n in the rule's parameter says whether item n has occurred. The required items have the lowest bits.
-    `others` may come between the items. These keys are written as a repetition, because recursion would
-    enlarge the parser's table.
+    `others` has keys with values that may come before, between and after the items. They are written as a
+    repetition, because recursion would enlarge the parser's table.
     """
     ordered = [*required, *(name for name in items if name not in required)]
     complete = f"is_ones([0:{len(required)}])" if required else "true"

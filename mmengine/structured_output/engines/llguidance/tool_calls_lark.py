@@ -1,7 +1,7 @@
 """Writes tool calls as grammars for llguidance.
 
-The text around values becomes a Lark grammar. Each tool's arguments, or each parameter, become a JSON Schema
-or Lark grammar.
+The text around values becomes a Lark grammar. Each tool's arguments (json syntax) or each parameter's value
+(xml syntax) becomes a JSON Schema or Lark grammar. A raw string value becomes a terminal instead.
 
 Free text is a lazy lexeme: it ends where the first call begins.
 """

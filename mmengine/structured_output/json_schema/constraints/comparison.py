@@ -67,7 +67,7 @@ def _parts_disjoint(shapes_of: ShapesOf, a: Conjunction, b: Conjunction, depth: 
 
 
 def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
-    """Return the shapes without constraints that another shape covers.
+    """Return the shapes after removing each constraint that another shape's constraint covers.
 
     Among equal constraints, the first is kept.
     """
@@ -75,8 +75,8 @@ def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    # In reverse order, so that of equal constraints the first is kept. The first has the documented key
-    # order.
+    # Visit the shapes in reverse order, so that the first among equal constraints is kept. The first
+    # constraint has the documented key order.
     for at, shape in reversed(list(enumerate(out))):
         for kind, constraint in list(shape.items()):
             if any(

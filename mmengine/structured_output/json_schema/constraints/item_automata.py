@@ -27,7 +27,8 @@ MAX_SMALL = 64
 MAX_VALUES = 64  # Maximum number of different values, because a rule's parameter has 64 bits.
 MAX_CONTAINS = 4
 
-# A function that adds a schema outside the input under a key, and returns the schema as a conjunction.
+# A function that registers a schema that the input does not contain, under a key, and returns its
+# conjunction.
 Make = Callable[[dict | bool, object], Conjunction]
 Complement = Callable[[int], Conjunction]  # A function that returns the negated schema of a place.
 # (item count, capped when higher counts make no difference; matches for each `contains`; values that have
@@ -188,8 +189,8 @@ class _Slots:
     def distinct(self) -> DistinctItems | None:
         """Return the array as DistinctItems, or None.
 
-        None means that the possible values differ between indices, or that it is unknown which values match
-        `contains`.
+        None means that the possible values are not listed or differ between indices, that there are several
+        `contains`, or that it is unknown which values match `contains`.
         """
         constraint = self.constraint
         if self.places or len(self.values) != 1 or self.values[0] is None or len(constraint.contains) > 1:

@@ -3,10 +3,10 @@
 A constraint combines the keywords of all schemas that apply to a value.
 
 A part is an item or a property. A `Conjunction` is the schema for a part: a tuple with the places of all
-schemas that must hold. A place is an index into the document's list of schemas. () is the schema true. A
-shape maps each allowed JSON type to a constraint. Intersecting two constraints only joins tuples of places.
-shapes.py expands a conjunction only when its shapes are needed, so a recursive schema needs no special
-treatment in this module.
+schemas that must hold. A place is an index into the document's list of schemas. The empty tuple is the schema
+`true`. A shape maps each allowed JSON type to a constraint. Intersecting two constraints only joins tuples of
+places. shapes.py expands a conjunction only when its shapes are needed, so a recursive schema needs no
+special treatment in this module.
 """
 
 from fractions import Fraction
@@ -70,8 +70,8 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """The step between allowed numbers, or None. For whole numbers, a multiple of 3/10 is a multiple of
-        3, so the step is 3.
+        """The step between allowed numbers, or None. For example, a whole number that is a multiple of 3/10
+        is a multiple of 3, so the step is 3.
         """
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
@@ -256,7 +256,7 @@ def _strings(a: String, b: String) -> String | None:
 def _filter_values(
     values: tuple[str, ...], patterns: tuple[Pattern, ...]
 ) -> tuple[tuple[str, ...], tuple[Pattern, ...]]:
-    """Return the values that match all patterns that could be checked, and the patterns that could not."""
+    """Return the values that match every checked pattern, and the patterns that could not be checked."""
     left = []
     for pattern in patterns:
         budget = MatchBudget(MAX_STEPS)
