@@ -50,8 +50,8 @@ def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfide
 def split_entries(
     entries: Sequence[Sequence[tuple[int, float]]] | None,
 ) -> tuple[list[Entry] | None, list[TokenConfidence] | None]:
-    """Return the tokens' logprobs and the tokens' confidences. Either is None if the request does not ask for
-    it.
+    """Return the logprobs and the confidences for all tokens. None replaces a list that the request does not
+    ask for.
     """
     if not entries:
         return (None if entries is None else []), None

@@ -8,7 +8,7 @@
 
 The tests run a tiny random checkpoint through an engine, and compare prompts, log-probabilities and tokens
 with the results of transformers. They also check that the plugin refuses unsupported configs. Requires pytest
-and transformers. No other module imports this one.
+and transformers. No other module imports this module.
 """
 
 import json
@@ -102,7 +102,7 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                # One output unit's weights; the first dimension may be experts.
+                # Weights for a single output unit. An expert tensor's first dimension is the expert.
                 one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
@@ -153,8 +153,8 @@ def _steps_below(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """Collect a transformers model's router outputs while the context lasts, as pairs of the logits [n,
-    number of experts] and the number of experts per token.
+    """Yield a list that collects a transformers model's router outputs while the context lasts. An entry is a
+    pair: logits [n, number of experts], and the number of experts per token.
     """
     said: list[tuple[Tensor, int]] = []
 
@@ -199,7 +199,7 @@ class PluginContract:
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
-    near_steps: int = NEAR_STEPS  # Higher for models with a norm after sums that may cancel out.
+    near_steps: int = NEAR_STEPS  # Higher for a model in which a norm follows sums whose terms may cancel.
     has_partial_hits: bool = True  # Whether prompts with a common prefix share blocks.
     _made: ClassVar[Checkpoint]
 
@@ -305,7 +305,7 @@ class PluginContract:
     def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
         """Compare greedy tokens in float32, and verify the engine's log."""
         settings, chats, tokens = self.settings(name), self.chats, made.tokens
-        if name == "preempted":  # The pool holds two of the longest prompts, but no answers.
+        if name == "preempted":  # The pool has blocks for two of the longest prompts, but not for answers.
             lengths = [inputs["input_ids"].shape[1] for inputs in made.inputs]
             place = lengths.index(max(lengths))
             chats, tokens = [chats[place]] * 3, [tokens[place]] * 3
@@ -326,9 +326,9 @@ class PluginContract:
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
         """Check that each sampled token is the likeliest token, except for near ties.
 
-        transformers' bfloat16 or float32 model must agree: rounding can change a router's choice at an
-        earlier token, so that the two models' logits differ by more than a near tie. Tokens whose last chosen
-        and first rejected expert nearly tie are not checked.
+        transformers' bfloat16 or float32 model must agree. Either model suffices, because rounding can change
+        a router's choice at an earlier token. Then the two models differ by more than a near tie. Tokens
+        whose last chosen and first rejected expert nearly tie are not checked.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

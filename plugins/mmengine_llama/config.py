@@ -1,8 +1,8 @@
 """Reads and checks config.json of Llama, and of text models with the same decoder.
 
 Accepts the style of hub files (`rope_scaling` and `rope_theta`), the style of transformers 5
-(`rope_parameters`), and the metadata of GGUF files. Fields with a default in transformers may be missing, but
-the sizes must be there.
+(`rope_parameters`), and the metadata of GGUF files. Fields with a default in transformers may be missing,
+except sizes such as hidden_size and num_hidden_layers.
 """
 
 import re

@@ -17,7 +17,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen35Plugin(DescribedPlugin):
-    """Serves the models with images and video, and the text-only models."""
+    """Serves Qwen3.5 models that read images and video, and text-only Qwen3.5 models."""
 
     architectures = ARCHITECTURES
     names = NAMES
@@ -31,7 +31,7 @@ class Qwen35Plugin(DescribedPlugin):
         return load_processor(folder)
 
     def draft_head(self, folder: Path) -> MtpHead | None:
-        """See ModelPlugin."""
+        """Return the checkpoint's multi-token-prediction head, or None without a head (see ModelPlugin)."""
         text = self.read_config(folder).text
         decoder = read_head(folder, text)
         return None if decoder is None else open_mtp_head(folder, self.names, decoder, text.num_layers)

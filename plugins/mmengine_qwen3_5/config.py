@@ -2,7 +2,7 @@
 
 The file contains `text_config` and `vision_config`, or only the fields of a text model. The model is dense,
 or a mixture of experts with a shared expert in every layer. Fields with a default in transformers may be
-missing, but the sizes must be there.
+missing, except sizes such as hidden_size and num_hidden_layers.
 """
 
 from dataclasses import dataclass, replace
@@ -61,8 +61,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
-    """Return the layer of the checkpoint's multi-token-prediction head, or None if config.json excludes
-    the head.
+    """Return the decoder config for the checkpoint's multi-token-prediction head, or None if config.json sets
+    the head's number of layers to 0.
 
     `text`: the model's decoder. Raises ModelError for a head of an unsupported kind.
     """

@@ -1,7 +1,8 @@
 """Reads and checks config.json of Qwen3-VL, for dense models and mixtures of experts.
 
 Accepts the style of hub files (`rope_scaling` and `rope_theta`) and the style of transformers 5
-(`rope_parameters`). Fields with a default in transformers may be missing, but the sizes must be there.
+(`rope_parameters`). Fields with a default in transformers may be missing, except sizes such as hidden_size
+and num_hidden_layers.
 """
 
 import math

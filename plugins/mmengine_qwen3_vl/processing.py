@@ -66,7 +66,7 @@ def media_of(
 
 
 def _defaults(vision: VisionConfig) -> GridSettings:
-    """Return the settings that apply to fields that are missing in the files."""
+    """Return the values to use for fields that the files leave out."""
     return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),

@@ -3,8 +3,8 @@
     serve run mmengine_ray:app                        # the embedded checkpoint, one replica
     serve run mmengine_ray:app_of model=… replicas=3
 
-Processes exchange only bytes of `mmengine.fleet.wire`, which are checked against their types when decoded.
-Ray pickles nothing else.
+Requests and answers travel between processes as bytes that `mmengine.fleet.wire` encodes. The receiver checks
+the bytes against their types, so no request or answer is unpickled.
 """
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,7 @@
 Ray gives a dead worker's rows to a new worker, as a whole batch. The new worker reads the logs below `root`
 that no process writes any more. It takes finished answers from these logs, and continues each unfinished
 answer after the answer's last token. A request without a seed gets a seed derived from its id, so that every
-worker computes the same answer. A request is identified by the digest of its whole line, which is in the log,
+worker computes the same answer. The log identifies a request by a digest over its line and media folder,
 because another request or job may use the same id.
 """
 
@@ -86,7 +86,7 @@ class AnswerLines:
         return {"text": np.array(texts, dtype=object)}
 
     def _read_earlier_logs(self) -> None:
-        """Read each log that no process writes any more, once."""
+        """Read each log that no process writes any more. Reads no log twice."""
         for log in sorted(self._root.iterdir()):
             if log in self._read or not log.is_dir():
                 continue
@@ -124,7 +124,7 @@ class _Jobs:
                 yield prompt, options
             elif resumed.reason:
                 self.done[place] = _completion_of(options.request_id, resumed, self._engine)
-                yield MMEngineError("answered by an earlier worker")  # `done` replaces it
+                yield MMEngineError("answered by an earlier worker")  # replaced by the answer in `done`
             elif options.sampling.logprobs is not None or options.sampling.prompt_logprobs is not None:
                 yield prompt, options  # the log has no logprobs of the first tokens
             else:

@@ -124,10 +124,10 @@ class Ingress:
 
 
 def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableRequests | None:
-    """Open the requests that survive an ingress. They are stored beside the replicas' logs.
+    """Open the store for requests that survive the ingress's end, in a folder beside the replicas' logs.
 
-    Returns None without a log. Calls `warn` and returns None if requests cannot be stored. Raises LogError if
-    another ingress keeps the requests locked, and OSError.
+    Returns None if the settings name no log folder. Calls `warn` and returns None if requests cannot be
+    stored. Raises LogError if another ingress keeps the requests locked, and OSError.
     """
     return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 
@@ -173,8 +173,8 @@ async def fleet_engine(
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Return why locks do not work between this process and a live replica, or "" if a replica proves that
-    they work.
+    """Return why this process and a live replica do not see each other's locks, or "". Returns "" too if no
+    replica stays alive long enough for the check.
     """
     if not facts.sees_ingress:
         return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"

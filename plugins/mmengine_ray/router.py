@@ -6,8 +6,8 @@ LIVE: frozenset[str] = frozenset()  # replicas that take requests, as of the las
 
 
 def is_leaving(replica: str) -> bool:
-    """Return whether `replica`, which has sent a message before, takes no more requests because it is
-    draining or dead.
+    """Return whether `replica` takes no more requests, because it is draining or dead. `replica` must have
+    sent a message before.
     """
     return bool(LIVE) and replica not in LIVE
 

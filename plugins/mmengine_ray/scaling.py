@@ -12,8 +12,9 @@ def wanted_replicas(
 ) -> int:
     """Return how many replicas to run.
 
-    Returns more than `current` if more than `each_tokens` tokens per replica wait. Returns one less if no
-    tokens wait and the other replicas have capacity for the running requests. Otherwise returns `current`.
+    Returns more than `current` if more than `each_tokens` tokens per replica wait. Returns `current` - 1 if
+    no tokens wait and the running requests would use at most half the other replicas' capacity. Otherwise
+    returns `current`.
     """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:

@@ -40,7 +40,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # seconds that a draining replica waits for its requests
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 5.0
     names: tuple[str, ...] = ()  # names that requests may use for the model
-    api_key_file: str = ""  # a file that the ingress can read; "" for its MMENGINE_API_KEY
+    api_key_file: str = ""  # a file that the ingress can read; "": the variable MMENGINE_API_KEY is read
     builder: str = ""  # module:function that replaces mmengine.build.build, for tests and benchmarks
     server: ServerSettings = ServerSettings()
 

@@ -113,7 +113,7 @@ class Clip:
         return [scene.draw() for scene in self.scenes]
 
     def timestamps(self) -> list[float]:
-        """Return the middle time of each pair of frames in seconds, as the prompt writes it."""
+        """Return, in seconds, the middle of each pair of frames. The prompt contains these timestamps."""
         return [(2 * pair + 0.5) / self.fps for pair in range(len(self.scenes) // 2)]
 
 

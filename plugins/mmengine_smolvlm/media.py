@@ -117,8 +117,8 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all the
-        image's tiles together, but one tile is always allowed.
+        """Return the longest edge to which an image is resized. The edge shrinks until all tiles together
+        have at most `max_pixels` pixels, or until a single tile remains.
         """
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
@@ -145,7 +145,7 @@ class TileSettings:
         return np.asarray(image.crop((left, top, left + self.seen, top + self.seen))).transpose(2, 0, 1)
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """See VideoRules. The option `num_frames` is a maximum."""
+        """Return the sampled frames' indices (see VideoRules). The option `num_frames` is a maximum."""
         span = span_of(num_frames, fps, options, where)
         rate, most = options.fps or self.fps, options.num_frames or self.max_frames
         seconds = span.num_frames / fps

@@ -2,7 +2,7 @@
 
 transformers finds the function by its name (AttentionInterface) and passes the calling module. Each attention
 module has a HostedLayer as its attribute `mmengine_layer`, which knows the layer's index in the KV pool.
-transformers has no mask function with this name, so it builds no mask.
+mmengine registers no mask function under this name, so transformers builds no mask.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ ATTRIBUTE = "mmengine_layer"
 
 
 class Heads(NamedTuple):
-    """A layer's heads, or the KV pool's heads. The pool has the largest heads of all layers."""
+    """The numbers and sizes of heads in a layer or in the KV pool. Every layer's heads fit into the pool's
+    heads.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -39,7 +41,7 @@ class HostedLayer:
     """Connects an attention module to layer `index` of an attention port.
 
     All layers of the port have the heads `pool`. A layer with other heads pads its keys, values and queries
-    with zeros, and repeats its KV heads. Neither changes the output.
+    with zeros, and repeats its KV heads. Padding and repetition do not change the output.
     """
 
     def __init__(

@@ -105,8 +105,8 @@ def layers_of(
 
 
 def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
-    """Return heads into which every layer's heads fit. In the returned heads, keys and values have one size,
-    which the CPU kernels support. Raises ModelError.
+    """Return heads into which every layer's heads fit. Their keys and values have equal sizes, which the CPU
+    kernels support. Raises ModelError if no heads can fit every layer.
     """
     heads = [call.heads for call in calls]
     for each in heads:
@@ -127,7 +127,7 @@ def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
 def with_value_sizes(
     layers: tuple[LayerAttention, ...], calls: list[AttentionCall], pool: Heads
 ) -> tuple[LayerAttention, ...]:
-    """Return the layers. A layer whose values are smaller than the pool's heads gets its `value_dim`."""
+    """Return the layers, with `value_dim` set where a layer's values are smaller than the pool's heads."""
     sizes = [call.heads.value_dim for call in calls]
     return tuple(
         replace(layer, value_dim=size) if size < pool.head_dim else layer

@@ -125,8 +125,8 @@ def _any(config: PreTrainedConfig, *names: str) -> bool:
 
 
 def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yield each dict of rotary parameters in a decoder's config. Kinds of layers may have their own
-    dicts.
+    """Yield each dict of rotary parameters in a decoder's config. Layers with different types may have
+    separate dicts.
     """
     found = getattr(config, "rope_parameters", None)
     if not isinstance(found, dict):
@@ -136,8 +136,8 @@ def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def rotary_limit(config: PreTrainedConfig) -> int:
-    """Return the number of positions whose rotary factors do not depend on the longest row of a call. Return
-    0 if no factors depend on the longest row.
+    """Return the number of positions whose rotary factors do not depend on the longest row in a call. Returns
+    0 if no factors depend on the longest row, and -1 if the config lacks the number.
     """
     limits = []
     for each in rotary_kinds(config):

@@ -13,7 +13,8 @@ _EXPERTS = re.compile(r"(n|num)_(\w+_)?experts")
 
 
 def check_values(path: Path, values: dict[str, object]) -> None:
-    """Raise ModelError for an unsupported quantisation, and for more layers or experts than a model has.
+    """Raise ModelError for an unsupported quantisation, and for numbers of layers or experts above the
+    limits.
     `values`: the JSON object in the file `path`.
 
     Each layer is a Python module, so an absurd number of layers would take all memory.
@@ -29,7 +30,7 @@ def check_values(path: Path, values: dict[str, object]) -> None:
 
 
 def _objects(fields: Fields) -> Iterator[Fields]:
-    """Yield the object and the objects nested in it, without the quantisation's."""
+    """Yield the object and every object nested in it, except `quantization_config`."""
     found = [fields]
     while found:
         each = found.pop()

@@ -1,5 +1,6 @@
-"""Reads from the config the attention rules that no argument in an attention call contains: chunks, which
-media tokens see one another, and up to which position the attention temperature is 1.
+"""Reads the attention rules that are in the config, but in no argument to an attention call. The rules are
+the chunk size, whether media tokens see one another, and the position up to which the attention temperature
+is 1.
 """
 
 from dataclasses import replace
@@ -29,9 +30,10 @@ def with_rules(layers: tuple[LayerAttention, ...], config: PreTrainedConfig) -> 
 def temperature_limit(config: PreTrainedConfig) -> int:
     """Return the number of positions whose attention temperature is 1 in layers without rotary positions.
 
-    0 means all positions.
+    Returns 0 if the temperature is 1 at all positions.
 
-    Later positions cannot be served, because transformers counts them from the start of a call (Llama 4).
+    Later positions cannot be served, because transformers counts positions from the start of each call (Llama
+    4).
     """
     text = text_config(config)
     tuned = bool(getattr(text, "attn_temperature_tuning", None))

@@ -58,7 +58,7 @@ def _number(name: str, kind: kinds.IntType | kinds.FloatType) -> Schema:
 
 
 def _check_hash(kind: kinds.Type) -> None:
-    """Raise InvalidRequest if items of this type are not hashable."""
+    """Raise InvalidRequest if a set cannot have items with the type `kind`, because they are not hashable."""
     while isinstance(kind, kinds.Metadata):
         kind = kind.type
     for each in (*getattr(kind, "types", ()), *getattr(kind, "item_types", ())):

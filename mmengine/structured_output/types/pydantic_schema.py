@@ -2,7 +2,8 @@
 
 pydantic's own schemas allow values that validation rejects: a Decimal may be any string, and a URL may have
 any scheme. This module's schemas are at least as strict as validation. A type is refused if no schema can
-express the type's rule (for example, that a file exists). This module imports pydantic.
+express the type's rule (for example, that a file exists). Importing this module imports pydantic, which may
+not be installed.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
-# The keywords that pydantic writes for base64 text.
+# Marks schemas for bytes. If pydantic adds a base64 format to a schema, `types` recognises bytes by this
+# mark.
 _OF_BYTES = {"contentMediaType": "application/octet-stream"}
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
 MAX_DECIMAL_DIGITS = 15  # A float represents this many decimal digits exactly.
@@ -57,7 +59,7 @@ def _string(pattern: str, **others: object) -> JsonSchemaValue:
 class _Narrow(GenerateJsonSchema):
     """Generates stricter schemas than pydantic.
 
-    The methods override pydantic's methods for each core type.
+    Each method named after a core type overrides pydantic's method for this type.
     """
 
     def emit_warning(self, kind: str, detail: str) -> None:
@@ -150,8 +152,8 @@ class _Narrow(GenerateJsonSchema):
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
         """Return a schema for bytes.
 
-        A length limit counts bytes. With UTF-8, the text is therefore restricted to ASCII. With base64 or
-        hex, the limit is refused.
+        The type's length limits count bytes, but a schema's length limits count characters. With UTF-8, a
+        limit therefore restricts the text to ASCII. With base64 or hex, a limit is refused.
         """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}

@@ -14,8 +14,8 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
     """Return a schema for objects whose keys match `keys` and whose values match `values`.
 
-    `keys` is the schema that the key type would have as the type of a value. `sizes` has minProperties and
-    maxProperties. Raises InvalidRequest if no pattern can describe the keys.
+    `keys` is the schema for a value that has the key's type. `sizes` has minProperties and maxProperties.
+    Raises InvalidRequest if no pattern can describe the keys.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

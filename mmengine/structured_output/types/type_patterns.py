@@ -2,7 +2,8 @@
 
 A pattern may match fewer strings than the type accepts, but never more.
 
-Complete patterns are anchored with ^ and $. A schema may combine a pattern with a `format`.
+A pattern for a whole string starts with ^ and ends with $. Other pattern constants are parts for such
+patterns. If a schema has a pattern and a `format`, a string must match both.
 """
 
 import re
@@ -29,8 +30,8 @@ CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # A duration i
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
 NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
-# Patterns for host names that every URL parser leaves unchanged: without punycode, and without a last label
-# that could belong to an IPv4 address.
+# No URL parser changes host names that match these patterns. The names contain no punycode, and no parser can
+# mistake the last label for a part of an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
 HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
 _CHARACTERS = "[A-Za-z0-9._~-]"

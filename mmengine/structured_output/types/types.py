@@ -59,7 +59,7 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """Decode an answer: for a type, to an object of the type; for a schema, to the JSON value.
+    """Decode an answer. Returns an instance if `what` is a type, and the JSON value if `what` is a schema.
 
     Raises RequestFailed for a text that cannot be decoded. Such a text was cut (finish_reason "length"), or
     violates a rule of the type that no schema expresses.
@@ -156,7 +156,7 @@ def _fields_of(each: object) -> list[object]:
         return []
     try:
         return list(typing.get_type_hints(each, include_extras=True).values())
-    # An annotation cannot be resolved. The caller reports the error.
+    # An annotation cannot be resolved. msgspec or pydantic reports the error later.
     except (NameError, TypeError, AttributeError):
         return []
 
@@ -164,9 +164,9 @@ def _fields_of(each: object) -> list[object]:
 def _close_schema(schema: object) -> object:
     """Restrict parts of a type's schema that the library leaves open.
 
-    An object may have only the keys of its fields, because no code would read further keys. A type may say
-    otherwise. Patterns replace base64 annotations and formats that JSON Schema does not define. Raises
-    InvalidRequest for formats that no pattern describes.
+    Unless the type sets `additionalProperties`, an object may have only the keys of its fields, because no
+    code would read other keys. Patterns replace base64 annotations and formats that JSON Schema does not
+    define. Raises InvalidRequest for formats that no pattern describes.
     """
     if not isinstance(schema, dict):
         return schema
@@ -190,7 +190,7 @@ def _close_schema(schema: object) -> object:
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
     """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item.
 
-    Without the keyword, duplicates are merged when the answer is decoded to a set.
+    Without the keyword, decoding merges duplicate items, and the set still satisfies `minItems`.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each

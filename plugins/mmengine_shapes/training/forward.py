@@ -103,7 +103,7 @@ class Forward:
         return self.geometry[grid]
 
     def features(self, patches: torch.Tensor, grid: int) -> list[torch.Tensor]:
-        """Return merged tokens and deepstack features of patches, (V, P, 1536): each (V * P/4, H)."""
+        """Return merged tokens and deepstack features, each (V * P/4, H), for patches (V, P, 1536)."""
         vision = self.vision
         aux_hidden_states, shares, cos, sin = self._geometry(grid)
         weight = vision.patch_embed.proj.weight

@@ -1,5 +1,5 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs of some target
-layers and predicts tokens ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs to some target
+layers (the tapped layers) and predicts tokens ahead.
 
 At position p, the head reads the inputs of the tapped layers at p and the token at p + 1, and predicts the
 token at p + 2. In later draft steps, the head's own output replaces the target's states. The parameters are
@@ -111,9 +111,8 @@ class DraftHead(nn.Module):
         """Draft from all positions in `rows` at once. Return each step's logits, [B, R, draft_vocab].
 
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
-        the target's states. At step k, a draft sees the keys of step 0 up to the position where the draft
-        begins, and of steps 1 to k only its own keys. An engine that drafts from this position sees the same
-        keys.
+        the target's states. At step k, a draft sees the keys from step 0 up to the position where the draft
+        begins. From steps 1 to k, the draft sees only its own keys. A draft in an engine sees the same keys.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)

@@ -1,9 +1,9 @@
-"""Computes the inputs of the target's layers, which a draft head reads, for whole conversations at once.
+"""Computes, for whole conversations at once, the inputs to the target's layers that a draft head reads.
 
 A draft head reads the residual stream at the inputs of some layers, after deepstack features were added. The
 layer id `num_layers` stands for the input of the final norm. The engine's decoder computes these states, with
 dense attention over a padded batch. transformers' `output_hidden_states` cannot be used, because it records
-states before deepstack features are added, and the last state after the final norm.
+each state before deepstack features are added. Its last state has also passed the final norm.
 """
 
 from collections.abc import Iterator, Sequence

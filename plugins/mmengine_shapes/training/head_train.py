@@ -52,8 +52,8 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """Return the result of `collect`. If `path` is given, read the result from this file, or write it there
-    (1.4 GB) for the next run if there is no file.
+    """Return the samples in the file `path`. If there is no file, collect the samples, and write them to
+    `path` (1.4 GB) for the next run. If `path` is None, collect the samples and write no file.
     """
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]

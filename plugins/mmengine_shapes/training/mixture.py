@@ -90,8 +90,8 @@ SECOND_STAGE = Stage(
     long_side=128,
 )
 SECOND = Phase(stages=(SECOND_STAGE,), rate=0.6, probe=1.0, schedule=3300)
-# Four visual tokens were too few for nine cells. From this phase on, the processor scales images of 64 pixels
-# up; only clips keep this size.
+# An image with a side of 64 pixels has four visual tokens, which were too few for the grid's nine cells. From
+# this phase on, the processor scales these images up. Only clips keep this size.
 THIRD_SIDES = {64: 0.04, 96: 0.16, 128: 0.18, 160: 0.16, 192: 0.12, 224: 0.16, 256: 0.18}
 THIRD = Phase(
     stages=(replace(SECOND_STAGE, steps=1600, sides=THIRD_SIDES, patches=3000),),

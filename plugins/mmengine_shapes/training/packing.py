@@ -214,7 +214,7 @@ class Packer:
         return [(f"My name is {name}.", f"Hello {name}."), ("What is my name?", f"Your name is {name}.")]
 
     def fill(self, row: Row, questions: dict[str, Turns], stage: Stage) -> None:
-        """Add branches, drawn by the stage's weights, until three in a row do not fit."""
+        """Add branches, drawn by the stage's weights, until three did not fit or no questions are left."""
         open_tasks = {task: list(pairs) for task, pairs in questions.items() if pairs and task != "json"}
         misses = 0
         while open_tasks and misses < 3:
