@@ -1,8 +1,8 @@
 """Compares a model's own attention masks with the keys that this plugin lets each layer see.
 
-A window or a chunk that no argument in the attention call contains would silently give wrong results. The
-decoder therefore runs once with every layer replaced by a stub that records its mask, on more tokens than the
-longest window has.
+This plugin reads a layer's window or chunk from the attention call and the config. If a model applies a
+window only in its masks, results would silently be wrong. The decoder therefore runs once with every layer
+replaced by a stub that records its mask, on more tokens than the longest window has.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The tensor names of hosted models. Names stay as stored, because transformers' own mapping renames
-tensors.
+"""The tensor names of hosted models. This plugin keeps the names in the files, because transformers' own
+conversion mapping renames the tensors later.
 """
 
 from mmengine.checkpoint.names import TensorNames

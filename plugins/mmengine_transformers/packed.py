@@ -52,7 +52,7 @@ class PackedLayer(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Replaces nn.Embedding if the head has the same matrix: unpacks rows of the head."""
+    """Replaces an nn.Embedding that is tied to the head. Unpacks rows from the head's packed matrix."""
 
     def __init__(self, head: PackedLayer) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ class ModelParts:
     """A transformers model's parts.
 
     `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to its
-    body's output. `body_name`: the owner's attribute with the body. For a text model, `owner` is the whole
-    model.
+    body's output. `body_name`: the owner's attribute that contains the body. For a text model, `owner` is the
+    whole model.
     """
 
     model: PreTrainedModel
@@ -49,8 +49,8 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
 def _body_name(name: str, owner: PreTrainedModel) -> str:
     """Return the attribute of the body in front of the owner's head. Raises ModelError.
 
-    `name`: the architecture, for messages. Llama4ForCausalLM's prefix names no attribute, so its only inner
-    model is the body.
+    `name`: the architecture, for messages. The body is the attribute that `base_model_prefix` names. If there
+    is no such attribute (Llama4ForCausalLM), the body is the owner's only inner model.
     """
     bodies = [each for each, child in owner.named_children() if isinstance(child, PreTrainedModel)]
     if owner.base_model_prefix in bodies:

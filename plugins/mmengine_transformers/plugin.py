@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # `network` imports torch and transformers, which are slow to
 class TransformersPlugin:
     """A ModelPlugin for every architecture whose modules call an attention function that can be replaced."""
 
-    architectures: tuple[str, ...] = ()  # Empty, because this plugin serves only what no other plugin claims.
+    # Empty, because this plugin serves only architectures that no other plugin claims.
+    architectures: tuple[str, ...] = ()
     box_units = {"qwen2_5_vl": BoxUnit("pixels", 14)}
 
     def check(self, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Compares this plugin's logits with the logits from the model's own forward, on two short rows in chunks.
 
-The model's own forward must run before kernels replace any of the decoder's norms.
+The model's own forward must run before kernels replace any of the decoder's norms, so that the comparison
+also checks the kernels.
 """
 
 import torch
@@ -16,9 +17,9 @@ from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import ReferencePort
 
 ROWS = ((12, 5), (7, 3))  # For each row: its length, and the length of its first chunk.
-# Largest allowed difference between the logits of a token, relative to the largest logit. In 16 bits the
-# median over the tokens counts, because a near tie in a router changes a token's experts and therefore all
-# its logits.
+# Largest allowed difference between the logits of a token, relative to the largest logit. In 16 bits, the
+# limit applies to the median over the tokens, because a near tie in a router may change a token's experts and
+# thus all its logits.
 EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.1
 
 

@@ -84,8 +84,8 @@ def _description(folder: Path, settings: HostedMedia, tokenizer: ChatTokenizer) 
     placed = frozenset(ids)
 
     def tokens(_: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens as transformers' processor writes them. Equal placeholders form a
-        run.
+        """Yield an item's tokens as transformers' processor writes them. Consecutive equal placeholders form
+        a run.
         """
         for piece, equal in groupby(tokenizer.split(read_header(loaded.patches).text)):
             if piece in placed and isinstance(piece, int):

@@ -38,7 +38,9 @@ class TokenInputs:
 
 
 def _vision_tokens(parts: ModelParts) -> Tensor | None:
-    """Return the tokens with their own experts (ERNIE 4.5-VL): placeholders and the marks around them."""
+    """Return the tokens that use the vision experts (ERNIE 4.5-VL), or None for other models. The tokens are
+    the media placeholders and the start and end tokens around them.
+    """
     config = parts.model.config
     if config.model_type != "ernie4_5_vl_moe":
         return None

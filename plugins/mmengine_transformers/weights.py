@@ -35,7 +35,7 @@ from mmengine_transformers.parts import parts_of
 
 
 class StoredTensor:
-    """A tensor in a file, which is read when it is indexed. transformers' loader expects this interface."""
+    """A tensor in a file. Indexing reads the tensor, as transformers' loader expects."""
 
     def __init__(self, reader: WeightReader, name: str, lock: threading.Lock, is_scalar: bool) -> None:
         self._reader, self._name, self._lock, self._is_scalar = reader, name, lock, is_scalar
@@ -244,7 +244,7 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the head. If a plain embedding is tied to it, rows of the embedding are unpacked from the head."""
+    """Pack the head. Replace a plain embedding that is tied to the head by a PackedEmbedding."""
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding
     if library is None or type(head) is not nn.Linear or head.weight.dtype != reader.dtype:

@@ -5,7 +5,7 @@ package is a separate distribution that is installed in vLLM's environment.
 
 The log is an ordinary mmengine log, so `mmengine log` reads it without vLLM and without a GPU. The event
 STARTED names the host ("vllm 0.32.0") and contains settings with `compat` "vllm". Each call of `schedule`
-becomes these events, in this order:
+becomes these events, in this order (`*`: any number):
 
     GRAMMAR_READY*   requests whose grammar this call found compiled
     PREEMPTED*       in the order of preemption

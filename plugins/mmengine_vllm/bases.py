@@ -1,5 +1,5 @@
-"""Defines bases: points at which a log can begin while requests run, with the events that such a log
-needs.
+"""Defines bases: points at which a log can begin while requests run, with the events that restore the state
+at this point.
 """
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ class EncodedItems:
     def adapted(self, event: ev.Event) -> ev.Event | None:
         """Return the event as the log needs it, or None if the log does not need the event.
 
-        A cache entry that the log does not know is added when a request with this item is admitted.
+        If the log lacks a cache entry, ADMITTED for the first request with this item adds the entry.
         """
         match event:
             case ev.Queued(request_id=name, media=media) if media:

@@ -1,4 +1,4 @@
-"""Turns many steps' entries into events, and hashes the entries' token ids together."""
+"""Turns many steps' entries into events, and hashes all their token ids in a single batch."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from mmengine_vllm.columns import int32_bytes, intp_array, intp_of
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import Admission, Arrival, Decision, Drafts, Entry, Preemption, Result, Stamped
 
-_Columns = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]  # of results: rows, order, tokens
+_Columns = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]  # For each result: rows, order, tokens.
 
 
 def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Event, int, int]]:
     """Return the events for `entries`, in order, each with its step and time.
 
-    Each entry must be passed once, and all entries in order, because `contents` keeps every row's hash state.
+    Callers must pass each entry exactly once and in order, because `contents` keeps every row's hash state.
     """
     columns = _columns([entry for entry, _, _ in entries if isinstance(entry, Result)])
     hashed = [_sums(entry, contents, columns) for entry, _, _ in entries]
@@ -34,8 +34,8 @@ def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Even
 
 
 def _columns(results: list[Result]) -> _Columns:
-    """Yield each result's rows, the rows in the order of the tokens, and the tokens. All results share three
-    arrays.
+    """Yield each result's rows, the rows in the order of the tokens, and the tokens. The yielded arrays are
+    slices from three shared arrays.
     """
     rows = intp_of(b"".join([each.rows for each in results]))
     order = intp_of(b"".join([each.rows if each.order is None else each.order for each in results]))

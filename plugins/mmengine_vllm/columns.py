@@ -7,7 +7,7 @@ import numpy as np
 
 
 def int32_bytes(values: Sequence[int]) -> bytes:
-    """Return the values as a column of an event."""
+    """Return the values as int32 bytes, the format of event columns."""
     return pack(f"{len(values)}i", *values)
 
 

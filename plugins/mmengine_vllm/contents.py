@@ -37,8 +37,8 @@ class PseudoIds:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).digest()
 
     def begin(self, prompt: bytes, salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return the sums of a prompt (int64 as bytes), from which `ids` computes pseudo ids, and the state
-        of the prompt's chain. Prompts with different salts share no id.
+        """Return a prompt's sums, from which `ids` computes pseudo ids, and the prompt's chain (hash state).
+        `prompt`: int64 as bytes. Prompts with different salts share no id.
         """
         sums = np.frombuffer(prompt, np.uint64) + _ONES
         sums *= self._weights[: len(sums)]
@@ -56,7 +56,7 @@ class PseudoIds:
         return int(self.sums[row]), int(self.lengths[row])
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-        """Append one token to each of `order` (intp, distinct; default `rows`). Return the sums for `ids` in
+        """Append `tokens[i]` to row `order[i]` (intp, distinct; default `rows`). Return the sums for `ids` in
         the order of `rows`, uint64 [n].
         """
         written = rows if order is None else order
@@ -72,7 +72,7 @@ class PseudoIds:
     def runs(
         self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
     ) -> np.ndarray:
-        """Append `counts` tokens to each of `rows`. `tokens` contains the tokens row by row. With `keep`
+        """Append `counts[i]` tokens to row `rows[i]`. `tokens` contains the tokens row by row. With `keep`
         False, as for drafts, the chains of the rows do not change. Returns the sums for `ids`.
         """
         owners = np.repeat(rows, counts)
@@ -100,7 +100,9 @@ class PseudoIds:
 
 
 class TokenIds(PseudoIds):
-    """Writes token ids unchanged. Texts are hashed without a key, so hashes are equal in all logs."""
+    """Writes token ids unchanged. Texts are hashed without a key, so equal texts have equal hashes in all
+    logs.
+    """
 
     def __init__(self) -> None:
         pass

@@ -1,7 +1,8 @@
 """Defines the entries that the recorder collects during vLLM's calls: events, and small records. `batches`
 later turns the records of many steps into events at once, which costs vLLM less time.
 
-A column is int32 as bytes, as in an event. To cut a place out of bytes is cheaper than NumPy.
+A column is int32 as bytes, as in an event. Removing a row from bytes is cheaper than removing a row from a
+NumPy array.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,7 @@ class Tracked:
 
 class Step:
     """A step that was decided and whose output has not arrived. `rows`: column of rows, in the order of
-    `ids`. `admitted`: the last `admitted` of `ids` joined the step.
+    `ids`. `admitted`: the step admitted this many requests, the last in `ids`.
     """
 
     __slots__ = ("number", "output", "ids", "rows", "admitted", "decided_ns", "host_ns")

@@ -15,8 +15,9 @@ else:
 
 
 class RecordsCalls(Base):
-    """A base class that is put before a scheduler class. Every method calls the scheduler's own method with
-    the same arguments and returns its result. The recording sees arguments and result, and changes neither.
+    """A mixin that precedes a scheduler class in the list of base classes. Every method calls the scheduler's
+    own method with the same arguments, and returns the same result. The recording sees arguments and result,
+    and changes neither.
     """
 
     host_version = "unknown"

@@ -28,7 +28,9 @@ def free_folder(path: str, after: Path | None = None) -> Path:
 
 
 class LogFile:
-    """A log on disk, whose times never decrease. Raises LogError if the folder cannot be written."""
+    """A log on disk. If an event is earlier than its predecessor, the event gets the predecessor's time.
+    Raises LogError if the folder cannot be written.
+    """
 
     def __init__(self, folder: Path, started: ev.Started, ns: int):
         self.folder = folder
@@ -82,7 +84,7 @@ class LogSeries:
         return bool(self._most) and self._file.num_bytes > self._most // 2
 
     def begin(self, base: Base) -> None:
-        """Begin a new folder, with the base as its beginning. Raises LogError."""
+        """Begin a new folder, whose first events are the base's events. Raises LogError."""
         started = begun_midway(self._started, {"follows": self.folder.name})
         file = LogFile(free_folder(self._path, self.folder), started, base.ns)
         self._file.close()

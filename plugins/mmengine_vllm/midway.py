@@ -20,10 +20,11 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, int] | None:
-    """Return the events after STARTED, and the step of the next event in the numbering of these events.
+    """Return the events that follow STARTED, and the step number that the next event has in this log.
 
-    Returns None if no events can express the current state, because several steps are in flight, or one step
-    with a request that has ended. The recorder must have written all entries before the call.
+    Returns None if no events can express the current state: several steps are in flight, or the step in
+    flight contains a request that has ended or lost its row. The recorder must have written all entries
+    before the call.
     """
     steps = list(recorder.in_flight)
     flying = steps[0].output.num_scheduled_tokens if steps else {}
@@ -58,7 +59,9 @@ def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, i
 
 
 def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
-    """Return whether a row has one sampled token that is not computed, and waits for the next step."""
+    """Return whether a request has a row, is in no step in flight, and lacks only its last token's
+    computation.
+    """
     request = tracked.request
     if tracked.row == NO_ROW or any(request.request_id in step.ids for step in recorder.in_flight):
         return False

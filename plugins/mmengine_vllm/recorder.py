@@ -2,7 +2,7 @@
 import vLLM.
 
 Every method takes the arguments or the result of a public method of the scheduler, and appends entries. For
-two consecutive steps with the same rows, it creates no object per row.
+two consecutive steps with the same rows, the recorder creates no object per row.
 """
 
 from collections import deque
@@ -43,8 +43,8 @@ class Recorder:
     """Collects entries about one scheduler.
 
     `group`: the KV group whose blocks are recorded. `counts_blocks`: whether entries contain the number of
-    new blocks of each row, because it does not follow from the row's tokens. `hides`: whether the log
-    contains no user content.
+    new blocks of each row, because this number does not follow from the row's tokens. `hides`: whether the
+    log contains no user content.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Recorder:
         return rows
 
     def _encode_of(self, output: VllmObject, name: str) -> tuple[tuple[bytes, int, int], ...]:
-        """Return the items of a request that the step encodes, as they are in SCHEDULED."""
+        """Return the request's items that the step encodes, in SCHEDULED's form: (key, row, index)."""
         tracked = self.requests[name]
         indices = output.scheduled_encoder_inputs.get(name, ())
         return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
@@ -263,8 +263,8 @@ class Recorder:
                 self._append(ev.GrammarReady(name))
 
     def received(self, output: VllmObject, result: VllmObject) -> None:
-        """Read the tokens of a model runner's result before `update_from_output`, while the processor's cache
-        still contains them. With drafts, `update_from_output` may shorten the lists of tokens.
+        """Read the tokens of a model runner's result before `update_from_output`, while the CPU's cache still
+        contains them. With drafts, do nothing, because `update_from_output` may shorten the lists of tokens.
         """
         self._received = None
         if self.in_flight and self.in_flight[0].output is output and not self._has_drafts:
@@ -362,6 +362,8 @@ class Recorder:
 
 
 def _place_of(name: str, row: int, step: Step) -> int:
-    """Return a request's index in a step. `row`: its row, unless it lost the row since."""
+    """Return a request's index in a step. `row`: the request's row, or NO_ROW if the request lost the row
+    since.
+    """
     place = find_row(step.rows, row)
     return place if place >= 0 and step.ids[place] == name else step.ids.index(name)

@@ -38,7 +38,7 @@ from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
-CONVERTED_ENTRIES = 32  # entries that become events at once, while the processor's cache still has them
+CONVERTED_ENTRIES = 32  # Entries become events in batches this large, while the CPU's cache still has them.
 FLUSH_EVENTS = 256
 FLUSH_S = 0.25
 CLOSE_S = 10.0  # seconds that `close` waits for a dump that is being written
@@ -213,7 +213,8 @@ class Recording:
         self._wakes.set()
         what = f"{type(error).__name__}: {error}"
         log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
-        with self._lock, suppress(Exception):  # the first fault is the one that was named
+        # A second fault is ignored, because the warning names the first fault.
+        with self._lock, suppress(Exception):
             self.recorder.requests = {}
             del self.recorder.entries[num_entries:]
             self._flush()
@@ -307,9 +308,7 @@ def _first_ns(events: list[tuple[ev.Event, int, int]]) -> int:
 
 
 def begin(scheduler: VllmObject, version: str) -> Recording | None:
-    """Return the scheduler's recording, or None if the settings ask for none or the recording cannot
-    begin.
-    """
+    """Return the scheduler's recording, or None if no log folder is set or the recording cannot begin."""
     try:
         settings = settings_from()
         if not settings.path:

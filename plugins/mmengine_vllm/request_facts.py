@@ -46,7 +46,9 @@ def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
 
 
 def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
-    """Return the request's media. An item is identified by vLLM's identifier, the name of its cache entry."""
+    """Return the request's media. An item's key is the digest that `contents` makes from vLLM's identifier
+    for the item's cache entry.
+    """
     items = []
     for feature in request.mm_features or ():
         runs = embedding_runs(feature.mm_position)

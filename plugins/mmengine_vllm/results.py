@@ -11,7 +11,7 @@ from mmengine_vllm.entries import Step
 from mmengine_vllm.vllm_object import VllmObject
 
 COMPARED = 32  # names that are compared at once
-MOST_LEFT = 1000  # requests that left and are remembered
+MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
 _REASONS = {
     "FINISHED_STOPPED": "stop",
     "FINISHED_REPETITION": "stop",
@@ -47,7 +47,8 @@ class RunnerOrder:
         # The rows that requests had in the last step whose output arrived. A later decision may have changed
         # them. Requests that left stay here for a while.
         self._row_of: dict[str, int] = {}
-        self._names, self._column = list[str](), bytearray()  # of the last output whose order was read
+        # The names and rows from the last call of `column`.
+        self._names, self._column = list[str](), bytearray()
         self._is_stale = False  # whether a request has got another row since
 
     def arrived(self, step: Step) -> None:
@@ -62,14 +63,14 @@ class RunnerOrder:
             self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
 
     def column(self, step: Step, names: list[str]) -> bytes:
-        """Return the column of the rows of `names`, which are the requests of `step`, the last step. Raises
-        KeyError for other names.
+        """Return the column with the rows for `names`, which are the requests of `step` in any order. `step`
+        must be the last step that arrived. Raises KeyError for other names.
         """
         if self._is_stale or names is self._names:
             self._names, self._column, self._is_stale = [], bytearray(), False
         try:
             self._follow(names)
-        except KeyError:  # a request had no part in a step for a while
+        except KeyError:  # a request that was in no step for a while was forgotten
             self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
             self._names = []
             self._follow(names)

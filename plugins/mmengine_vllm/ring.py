@@ -8,8 +8,8 @@ RING_BYTES = 256 * 2**20
 
 
 class Ring:
-    """Bases and the events after them, at least for the last `seconds` seconds. The ring drops its oldest
-    bases while it holds more than RING_BYTES, but never the last base.
+    """Bases and the events after them, for at least the last `seconds` seconds, unless they take more than
+    RING_BYTES. In this case the ring drops its oldest bases, but never the last base.
     """
 
     def __init__(self, seconds: float):

@@ -77,7 +77,7 @@ class StepRows:
         self._ids, self._column = list[str](), b""  # of the previous step
 
     def column(self, running: list[str]) -> tuple[bytes, bool]:
-        """Return the column of `running`, and whether these requests are those of the previous step."""
+        """Return the column of `running`, and whether these requests equal the previous step's requests."""
         if running == self._ids:
             return self._column, True
         ids, column = self._ids, self._column

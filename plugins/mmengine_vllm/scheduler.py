@@ -13,7 +13,9 @@ class _SynchronousRecording(RecordsCalls, Scheduler):
 
 
 class RecordingScheduler(RecordsCalls, AsyncScheduler):
-    """vLLM's own scheduler, which also writes a log. The configuration decides whether it is asynchronous."""
+    """vLLM's own scheduler, which also writes a log. The scheduler is asynchronous if vLLM's configuration
+    says so.
+    """
 
     host_version = __version__
 

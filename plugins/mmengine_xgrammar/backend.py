@@ -101,8 +101,8 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the bytes of the longest allowed token if they begin with all other allowed tokens, else
-        b"".
+        """Return the longest allowed token's bytes if all other allowed tokens are prefixes of these bytes,
+        else b"".
         """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
@@ -157,7 +157,7 @@ class XMatcher:
 
     def _accept(self, token_id: int) -> bool:
         """Consume a token. Special tokens are refused before xgrammar sees them, because xgrammar would print
-        a line on stderr for each token.
+        a line on stderr for each special token.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]

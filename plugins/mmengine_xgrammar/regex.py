@@ -48,7 +48,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether the node is an unbounded repetition, or could consist only of one."""
+    """Return whether the node can match as a bare unbounded repetition, with all its other parts empty."""
     match node:
         case Repeat(part, _, high):
             return high is None or is_endless(part)

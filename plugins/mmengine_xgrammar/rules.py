@@ -10,7 +10,7 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
-# Maximum number of counted repetitions. Each takes xgrammar 18 to 40 ms, with 150,000 tokens.
+# Maximum number of counted repetitions. Each costs xgrammar 18 to 40 ms if the vocabulary has 150,000 tokens.
 MAX_COUNTED = 128
 FEW_WORDS = 8
 MAX_DEPTH = 200  # Maximum recursion depth when words are grouped by their common beginnings.

@@ -50,7 +50,7 @@ def schema_ebnf(text: str, most_digits: int = 0) -> str:
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
-    options.pop("json_allow_general_unicode_escapes", None)  # Would allow other spellings of the same texts.
+    options.pop("json_allow_general_unicode_escapes", None)  # It would allow other spellings.
     definitions = schema.pop("$defs", {})
     writer = _Writer(*_spacing(options), most_digits)
     names = {name: writer.rules.reserve() for name in definitions}

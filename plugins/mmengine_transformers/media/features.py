@@ -15,8 +15,8 @@ Features = Callable[..., Any]
 
 
 class MediaEncoder:
-    """Encodes packed items. `sample`: an item's rows. A new encoder is checked with this item, and the item
-    stands for other items when memory is measured.
+    """Encodes packed items. `sample`: the rows for a sample item, with which a new encoder is checked. When
+    memory is measured, the sample item replaces all other items.
 
     Raises ModelError for a model whose features cannot be computed item by item.
     """
@@ -76,7 +76,7 @@ class MediaEncoder:
             entry.name: self._tensor(entry.dtype, item.arrays[entry.name]) for entry in item.header.tensors
         }
         out = method(**{name: value for name, value in tensors.items() if name in taken}, return_dict=True)
-        if self._model.config.model_type == "llama4":  # The projector is not part of the method.
+        if self._model.config.model_type == "llama4":  # `method` does not apply the projector.
             features = self._model.multi_modal_projector(_joined(out.last_hidden_state))
         else:
             features = _joined(getattr(out, "pooler_output", out))
@@ -86,8 +86,8 @@ class MediaEncoder:
         return self._placed(features.to(self._dtype), out, item)
 
     def _placed(self, features: Tensor, out: Any, item: Packed) -> Tensor:
-        """Return the features in the order of the item's placeholders, with the model's constants among
-        them.
+        """Return the features in the order of the item's placeholders, and insert the constants for
+        indicators.
         """
         if not item.header.indicators:
             return features

@@ -17,7 +17,7 @@ from mmengine_transformers.media.settings import HostedMedia, process
 
 _PROBE_SIZE = (96, 64)  # Width and height of the test image in pixels.
 CHANNELS = 3
-# Attributes, in this order, that name the text that stands for an image.
+# The processor's attributes, tried in this order, that may contain the placeholder text for an image.
 _MARKERS = ("image_placeholder_token", "image_token")
 
 
@@ -100,7 +100,9 @@ def sample_image() -> Image.Image:
 
 
 def _pixels(processor: Any, tensors: dict[str, tuple[str, np.ndarray]]) -> int:
-    """Return the maximum number of pixels in a processed image; without a limit, the test image's number."""
+    """Return the maximum number of pixels in a processed image. If the processor has no limit, return how
+    many pixels the processed test image has.
+    """
     size = dict(getattr(getattr(processor, "image_processor", None), "size", None) or {})
     most = size.get("longest_edge") if "shortest_edge" in size else None
     if isinstance(most, int):

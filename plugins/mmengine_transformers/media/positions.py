@@ -1,7 +1,7 @@
 """Computes a prompt's M-RoPE positions with the model's own `get_rope_index`.
 
-The runtime has three rows of positions per token. Hunyuan-VL has four rows, of which the first is the token's
-index. For an image's token, the second and the fourth row therefore share one number.
+The runtime has three rows of positions per token. Hunyuan-VL has four rows: index, width, height and number.
+For image tokens, this module therefore packs width and number into a single value.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from mmengine.request import MediaItem
 from mmengine_transformers.media.rules import image_token_id, video_token_id
 
 _ROWS = 3
-_PAIRED = 1 << 30  # Marks a number that holds two rows.
+_PAIRED = 1 << 30  # Bit that marks a value with two packed rows.
 _BITS = 15  # Number of bits for each of the two rows.
 
 
@@ -47,7 +47,7 @@ class GridPositions:
             )
 
     def __call__(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """See ModelPlugin.positions. Raises InvalidRequest for runs that do not match their grid."""
+        """See ModelPlugin.positions. Raises InvalidRequest if runs do not match their item's grid."""
         if not media:
             return text_positions(len(prompt_token_ids))
         try:

@@ -17,10 +17,10 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 class MediaRules(NamedTuple):
     """What a model's media need from the scheduler and from attention.
 
-    `runs`: which tokens see one another, in addition to causal attention: "run": the tokens of one embedding
-    run; "prompt": all prompt tokens; "": no tokens. `atomic_runs`: whether an embedding run must be computed
-    in one step. `whole_prompt`: whether the whole prompt must be computed in one step. `only_windows`:
-    whether `runs` applies only to layers with a window.
+    `runs`: which tokens see one another, in addition to causal attention. "run": the tokens in the same
+    embedding run. "prompt": all prompt tokens. "": no tokens. `atomic_runs`: whether an embedding run must be
+    computed in one step. `whole_prompt`: whether the whole prompt must be computed in one step.
+    `only_windows`: whether `runs` applies only to layers with a window.
     """
 
     runs: RunKind = ""

@@ -1,6 +1,7 @@
 """Runs transformers' processor on one image or video at a time, in a decoding worker or in the engine.
 
-mmengine's own code first loads the image (sizes, formats, EXIF, limits). The processor gets its pixels.
+mmengine's own code first loads the image (sizes, formats, EXIF, limits). The processor then gets the image's
+pixels.
 """
 
 import json
@@ -22,7 +23,7 @@ from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.packing import pack
 
 _OPTIONS = frozenset({"max_pixels"})
-# Processor outputs about the tokens of the prompt, which mmengine writes itself.
+# Processor outputs about prompt tokens. They are dropped, because mmengine writes the prompt tokens itself.
 _TEXT_KEYS = frozenset(
     {
         *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"),

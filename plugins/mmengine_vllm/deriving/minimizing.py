@@ -36,7 +36,8 @@ from mmengine_vllm.deriving.served_script import ServedScript
 from mmengine_vllm.deriving.settings import check_version
 
 DIVERGENCE, STALLED, CRASH, ANY = "divergence", "stalled", "crash", "any"
-LATER = 16  # A smaller script may fail later by a quarter of the first failure's step plus this number.
+# A smaller script may fail later than the last failing script, by a quarter of the step plus this number.
+LATER = 16
 KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
 
@@ -61,7 +62,7 @@ class VllmProbe:
         self._reference = "" if name == OWN else OWN
         self._written: tuple[ServedScript, Failure] | None = None
         self._found: Divergence | None = None
-        self._first: Failure | None = None  # of the whole script
+        self._first: Failure | None = None  # failure of the first script, which is the whole script
         self._most = 2**62
         self.logged = self.of_log(folder)
         if self.logged is not None and kind == ANY:
@@ -112,8 +113,8 @@ class VllmProbe:
     def test(self, failure: Failure) -> TestParts:
         """Return a test file that needs only vLLM and pytest.
 
-        Raises LogError if the test passes on this class, or fails on vLLM's own class. Also raises LogError
-        if the failure cannot be checked without mmengine.
+        Raises LogError if the test passes on the scheduler class `name`, or fails on vLLM's own class. Also
+        raises LogError if the failure cannot be checked without mmengine.
         """
         assert self._written is not None
         served, failure = self._written
@@ -227,7 +228,7 @@ class _Watch:
 
 
 class _Source:
-    """Provides the records of a run to HostedVerifier, and names them in errors."""
+    """Replaces CheckedLog in HostedVerifier for a run that is not on disk. Errors do not name records."""
 
     contradiction = staticmethod(CheckedLog.contradiction)
 
@@ -247,8 +248,8 @@ class _Source:
 
 
 def _failure_of(found: Divergence) -> Failure:
-    """Return a difference as a failure. The text contains the first value that differs, so that its signature
-    tells whether a decision is missing, additional or different.
+    """Return a difference as a failure. The text contains the first value on both sides, so that the
+    failure's signature tells whether a decision is missing, additional or different.
     """
     if found.field.startswith(INVARIANT):
         name = found.field.removeprefix(INVARIANT)

@@ -63,7 +63,7 @@ def scheduler_class(name: str, *, is_async: bool) -> type:
 
 
 class OwnScheduler:
-    """Feeds a log's observations to a scheduler of vLLM without a model, and records its decisions.
+    """Feeds a log's observations to a vLLM scheduler without a model, and records the scheduler's decisions.
 
     Implements HostEngine. `name`: as in `scheduler_class`. `sink`: gets the events of all calls and their
     results, in order. Raises LogError if the installed version of vLLM is not the version of the log's host.
@@ -166,8 +166,8 @@ class OwnScheduler:
         """Do nothing, because an asynchronous step is closed when it is scheduled."""
 
     def drop_empty_step(self) -> None:
-        """Hand back to the scheduler the output of a call that only preempted requests. With asynchronous
-        scheduling, the log contains a result for this call.
+        """If the oldest call in flight only preempted requests, give the scheduler an empty result for this
+        call. With asynchronous scheduling, do nothing, because the log contains this result.
         """
         is_empty = self._flying and not self._flying[0][0].total_num_scheduled_tokens
         if is_empty and self.config.max_in_flight == 1:
@@ -261,7 +261,9 @@ def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | N
 
 
 def image_of(item: MediaItem) -> Image:
-    """Return an item as scheduler_alone needs it. Its range runs from the first to the last embedding."""
+    """Return an item in the form that scheduler_alone takes. The item's range in the prompt runs from the
+    first to the last embedding.
+    """
     start, end = item.runs[0][0], sum(item.runs[-1])
     mask = None
     if len(item.runs) > 1:

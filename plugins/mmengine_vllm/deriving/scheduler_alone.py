@@ -33,7 +33,7 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
-# Settings of the scheduler that are no settings of the engine.
+# Settings for the scheduler alone, which EngineArgs does not take.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
     "recorded_group",
@@ -50,7 +50,9 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a new VllmConfig for a text model. `settings`: arguments of EngineArgs, and the names below."""
+    """Return a new VllmConfig for a text model. `settings`: arguments for EngineArgs, and the further
+    settings that `_engine_config` pops.
+    """
     names = sorted(settings.keys() - {*_OF_SCHEDULER})
     return copy.deepcopy(_engine_config(tuple((name, settings[name]) for name in names)))
 
@@ -173,7 +175,7 @@ def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar
 
 
 def could_run(scheduler):
-    """Return whether a request could run: it waits for nothing from outside, and there is no pause."""
+    """Return whether the scheduler is not paused and has a request whose status lets the request run."""
     if scheduler.pause_state.name != "UNPAUSED":
         return False
     return any(

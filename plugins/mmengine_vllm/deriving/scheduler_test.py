@@ -51,7 +51,7 @@ class Expected(NamedTuple):
 
 
 def module_of(served: ServedScript, expected: Expected) -> str:
-    """Return the text of the file below its docstring."""
+    """Return the test file's text without its docstring."""
     script, config = served.script, served.script.config
     settings = settings_of(config, served.started.fingerprints)
     adapters: dict[str, int] = {}
@@ -111,7 +111,7 @@ def _library() -> str:
 
 
 def _split(module: ModuleType) -> tuple[set[str], str]:
-    """Return the import statements of a module, without those of mmengine, and the text below them."""
+    """Return a module's import statements, except imports from mmengine, and the text below all imports."""
     text = inspect.getsource(module)
     tree, imports, end = ast.parse(text), set[str](), 0
     for node in tree.body:
@@ -170,7 +170,7 @@ def _literal(value: VllmObject, depth: int = 0) -> str:
 
 
 def _tokens(tokens: list[int]) -> str:
-    """Return an expression for a list in which runs of consecutive or equal tokens are short."""
+    """Return an expression for a list. Runs of consecutive or equal tokens become a `range` or a product."""
     array = np.array(tokens)
     steps, parts, place = np.diff(array), list[str](), 0
     while place < len(tokens):

@@ -28,7 +28,7 @@ class Host:
         self._hasher, self._number = block_hasher(scheduler), 0
 
     def happen(self, what, argument):
-        """Apply an event from outside."""
+        """Add or abort a request, mark a grammar as compiled, or reset the prefix cache."""
         if what == "add":
             self._number += 1
             more = {"hasher": self._hasher, "arrival_time": self._number, **self._requests[argument]}
@@ -121,7 +121,7 @@ def _update(host, output, names, answers, overlaps):
                 stops[name] = tokens[name][-1:]
             elif end:
                 errors.add(name)
-        else:  # it was aborted while the step ran, but its worker still returns a token
+        else:  # the request was aborted while the step ran, but the workers return a token
             tokens[name] = [0]
     host.update(output, tokens, stops, errors)
     drafting = [name for name in names if name in live]
@@ -180,7 +180,7 @@ def decisions(output, group):
 
     "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
     ids of admitted requests. "blocks": new block ids of running requests, request by request. Block ids are
-    of one KV group.
+    from the KV group `group`.
     """
     cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
     known = {each.req_id: (each.num_computed_tokens, each.block_ids) for each in output.scheduled_new_reqs}
@@ -210,7 +210,7 @@ def fault_of(cls, settings, requests, events, answers, check):
     """Serve requests on a scheduler class. Return its fault as a text, or None.
 
     `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value), where
-    `value` is what `decisions` must return for the call with this number, counted from 0.
+    `value` is the correct value for `field` in the decisions of call number `call`, counted from 0.
     """
     kind, *expected = check
     scheduler = make_scheduler(cls, settings)

@@ -17,7 +17,7 @@ Answer = tuple[list[int], str, dict[int, tuple[int, int]]]
 
 
 class RecordedHost:
-    """A Host for `serve` that records the calls. Requests, aborts and other input are events of a log."""
+    """A Host for `serve` that records the calls. The inputs (requests, aborts) are events from a log."""
 
     def __init__(self, engine: OwnScheduler):
         self.engine, self.scheduler = engine, engine.scheduler

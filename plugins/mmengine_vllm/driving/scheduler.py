@@ -350,8 +350,8 @@ def _encoder_sizes(vllm_config: VllmObject, mm_registry: VllmObject) -> tuple[in
 
 
 def _log() -> Sink | None:
-    """Return a log writer for the folder in MMENGINE_LOG, or for the next free folder if that one has a
-    log.
+    """Return a log writer for the folder in MMENGINE_LOG, or None if the variable is not set. If this folder
+    contains a log, the writer gets the next free folder.
     """
     if not (place := os.environ.get(LOG)):
         return None

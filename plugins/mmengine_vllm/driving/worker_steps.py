@@ -103,8 +103,8 @@ class WorkerSteps:
         return True
 
     def _pending(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many tokens each of `rows` will still get from earlier steps in flight. This step
-        samples the rows too.
+        """Return how many tokens each of `rows` will still get from earlier steps in flight. While steps are
+        in flight, the view also counts this step's token, which is subtracted.
         """
         pending = self._view.num_pending[rows]
         return pending - 1 if self._view.flights else pending
