@@ -3,9 +3,9 @@
     python benchmarks/gpu_bring.py [--python 3.12] [NAME ...]
 
 Run this command on a machine with a network. NAME: packages that the other machine lacks (default: the
-packages missing in an image with torch, transformers and pytest). FlashInfer comes along, without the sources
-of kernels that this project never calls. Its wheel of 60 MB shrinks to a third and can still compile the
-kernels that are called.
+packages missing in an image with torch, transformers and pytest). The command also downloads FlashInfer, and
+removes the sources of kernels that this project never calls. FlashInfer's wheel of 60 MB shrinks to a third
+and can still compile the kernels that are called.
 """
 
 import argparse

@@ -5,10 +5,11 @@ modules.
 
     python -m benchmarks hosted --layers 8
 
-Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. Both
-engines take turns every few steps. Batches: 16 text requests of 32 to 1,024 tokens on half a billion weights,
-beside `generate_batch`, and 8 requests with an image beside `generate` one by one (hosted_batches.py). Ratios
-are of CPU time, because a busy machine stretches the time on the clock.
+Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. The engines
+on both kinds of modules take turns every few steps. Batches (hosted_batches.py): 16 text requests of 32 to
+1,024 tokens on half a billion weights are compared with transformers' `generate_batch`. 8 requests with an
+image are compared with `generate`, which gets one request at a time. Ratios are of CPU time, because a busy
+machine stretches the time on the clock.
 """
 
 import gc

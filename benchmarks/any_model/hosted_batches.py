@@ -1,10 +1,11 @@
-"""Measures batches in mmengine on transformers' modules (a hosted model), and in transformers. Texts are
-compared with transformers' continuous batching. Requests with images are compared with `generate`, which
-answers one request after another.
+"""Measures batches on a hosted model (transformers' modules in mmengine), and the same batches in
+transformers. Texts are compared with transformers' continuous batching. Requests with images are compared
+with `generate`, which answers one request after another.
 
-Without sizes, transformers' continuous batching takes 60 % of the machine's memory on a CPU, even if other
-processes use that memory: for its KV cache, and for a mask of a step's tokens by the cache's. So it gets the
-sizes of mmengine's engine: the same tokens of KV cache, and the same tokens per step.
+If no sizes are set on a CPU, transformers' continuous batching takes 60 % of the machine's memory, even if
+other processes use that memory. The memory holds the KV cache and an attention mask (tokens per step x cached
+tokens). So the benchmark sets the same sizes as for mmengine's engine: tokens in the KV cache, and tokens per
+step.
 """
 
 import gc

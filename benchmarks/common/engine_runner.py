@@ -44,7 +44,8 @@ class EngineRunner:
         """Submit `asks` and return the run.
 
         `salt`: runs with the same salt share caches; without a salt the run is cold. The end-of-sequence
-        token is suppressed in the logits. With `plain` it may be sampled and is ignored, which costs no time.
+        token is suppressed in the logits. With `plain` the token may be sampled and is ignored, which saves
+        the time for the suppression.
         """
         return Running(self.engine, asks, salt or f"cold {next(self._salts)}", plain)
 

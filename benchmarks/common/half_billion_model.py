@@ -1,10 +1,11 @@
 """A Qwen3-VL with half a billion random weights in bfloat16, made once into a cache folder.
 
-Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, intermediate size 3072, 65,536
-tokens, tied: 381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded
-checkpoint. With plain random weights the model would repeat one token forever, and equal tokens would prove
-nothing. So the layers' outputs are made large compared with the embedding. With even larger outputs (q and k
-norm weights of 2), the rounding to bfloat16 alone changed two tokens in three.
+Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, intermediate size 3072,
+vocabulary size 65,536, tied head, 381.7 M weights. Vision: 12 layers, hidden size 768. Tokenizer and
+processor come from the embedded checkpoint. With plain random weights the model would repeat one token
+forever, and equal tokens would prove nothing. So the layers' outputs are made large compared with the
+embedding. With even larger outputs (q and k norm weights of 2), the rounding to bfloat16 alone changed two
+tokens in three.
 """
 
 import json

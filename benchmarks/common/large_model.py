@@ -130,7 +130,7 @@ def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
 
 
 def write_weights(folder: Path, model: torch.nn.Module, small: bool) -> None:
-    """Write random weights for `model`, whose own weights are not used, in shards."""
+    """Write shards with random weights, which have the names and shapes of `model`'s parameters."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
     _write_shards(folder, shapes, 10**6 if small else SHARD_BYTES)
 

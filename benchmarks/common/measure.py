@@ -51,8 +51,8 @@ class Rounds:
 
 
 def usable_cpus() -> list[int]:
-    """Return the numbers of the CPUs that this process may use, ascending (low numbers tend to be busier with
-    other work). Empty if the system does not tell.
+    """Return the numbers of the CPUs that this process may use, in ascending order. CPUs with low numbers
+    tend to be busier with other work. The list is empty if the system has no sched_getaffinity.
     """
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

@@ -30,8 +30,8 @@ Inputs = dict[str, torch.Tensor]
 class TokenClock:
     """A stopping criterion that never stops and records the time of each token after the first.
 
-    `between`: called before the first of every `burst` tokens; the time of the call is not counted. So two
-    sides can alternate within a single `generate`.
+    `between`: called after the first token and then after every `burst` tokens. The time of the call is not
+    counted. The call can run the other side, so two sides can alternate within a single `generate`.
     """
 
     def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:
@@ -154,8 +154,8 @@ def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32)
 
 
 def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inputs, int]]:
-    """Split `asks` into batches of `size`, sorted by their number of new tokens, because static batches then
-    waste least.
+    """Split `asks` into batches of `size`, sorted by their number of new tokens. A static batch runs until
+    its longest answer ends, so this order wastes the fewest steps.
 
     Returns (indices into `asks`, inputs, maximum number of new tokens) for each batch.
     """

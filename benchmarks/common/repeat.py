@@ -13,8 +13,8 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def medians(parts: Sequence[Part]) -> Part:
-    """Return a Part in which each numeric cell is the median over all runs (of an even number, the lower
-    middle value).
+    """Return a Part in which each numeric cell is the median over all runs. If the number of runs is even,
+    the median is the lower middle value.
 
     Other cells and titles come from the first run. The notes are those of the first run, followed by new ones
     from later runs.

@@ -1,4 +1,4 @@
-"""Run every scenario in a folder through the engine's scheduler and compare its decisions.
+"""Run every scenario in a folder through the engine's scheduler and check the scheduler's decisions.
 
     python -m benchmarks conformance --suite DIR [--soft] [--own]
 

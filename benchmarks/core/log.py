@@ -9,8 +9,8 @@
 
 Appends are measured in wall time, with the engine's background sync. scan and verify are measured in CPU
 time; each uses one thread. SQLite stores one row per record in WAL mode, with one transaction per step and
-synchronous=NORMAL. Like the log, it loses no record when the process is killed, and only the last records on
-a power cut.
+synchronous=NORMAL. If the process is killed, neither SQLite nor the log loses a record. After a power cut,
+both lose at most the last records.
 """
 
 import argparse

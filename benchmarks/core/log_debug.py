@@ -4,9 +4,9 @@
 
 Without --log the program writes a log on the simulated executor, which takes many minutes. The load exceeds
 the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads the log
-once to its end, which saves states. Then it measures seeks in three ways: in the process that read the log,
-after opening the log again with the states in the cache, and in new processes. With --cache, states from an
-earlier run are used.
+once to its end, and the debugger saves states on the way. Then it measures seeks in three ways: in the
+process that read the log, after opening the log again with the states in the cache, and in new processes.
+With --cache, states from an earlier run are used.
 
 On a busy machine, a seek's wall time includes the time of other processes. Its CPU time does not.
 """
@@ -48,8 +48,8 @@ Times = list[tuple[float, float]]  # (wall, CPU) in ms
 
 
 class Seeks:
-    """The table of seeks. `count`: number of seeks in a row. `worst`: the largest p99 of a row of random
-    positions, (wall, CPU) in ms.
+    """The table of seeks. `count`: number of seeks per table row. `worst`: the largest p99 among the table
+    rows with a target, as (wall, CPU) in ms.
     """
 
     def __init__(self, count: int) -> None:
@@ -89,7 +89,7 @@ class Seeks:
 
 
 def short_moves(seeks: Seeks, debugger: Debugger, rng: random.Random, end: int) -> None:
-    """Measure moves that search backwards. Their target time differs from a seek's."""
+    """Measure moves that search backwards. The targets for seeks do not cover these moves."""
     debugger.goto_event(end // 2)
     seeks.measure("reverse-step", lambda _: debugger.step(-1), range(seeks.count // 3))
     seeks.measure("reverse-stepi", lambda _: debugger.step_event(-1), range(seeks.count // 3))

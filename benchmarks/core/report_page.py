@@ -3,8 +3,9 @@ core.
 
     python -m benchmarks report_page [STEPS]
 
-The program writes a log with at least STEPS steps (default 100,000) on the simulated executor and its report
-page. It prints the frame times with all steps in view, and while zooming, panning and scrubbing.
+The program writes a log with at least STEPS steps (default 100,000) on the simulated executor. Then the
+program writes the log's report page. It prints the frame times with all steps in view, and while zooming,
+panning and scrubbing.
 """
 
 import random

@@ -56,8 +56,8 @@ def picture(rng: random.Random):
 
 
 class CpuClock:
-    """A clock in ns that counts this process's CPU time, and skips time in which no request is open. Time in
-    which other programs run does not count.
+    """A clock in ns that counts this process's CPU time. While no request is open, `wait_until` moves the
+    clock forward without sleeping. Time in which other programs run does not count.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,8 @@ async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> No
 
 async def serve(log: Path, load: str, seconds: float, capacity: float, clock: CpuClock | WallClock) -> float:
     """Write a log under a load, and return the answers per second. `capacity`: answers per second that the
-    engine can give; 0 serves as many as it can, without a log. `clock`: the clock of arrivals and of the log.
+    engine can give; 0: submit 40 requests together, without a log, to measure this rate. `clock`: the clock
+    of arrivals and of the log.
     """
     share, group, images, settings = LOADS[load]
     rng = random.Random(load)

@@ -10,8 +10,8 @@ first decided step:
     whole      read the whole log, as when no snapshot is usable
 
 The time for "open and read" covers preparing the log for appending and folding it into a state. The time "to
-the first decided step" also covers RECOVERED and the decision. "MB read" is the total size of the opened
-segments and snapshots.
+the first decided step" also covers the event RECOVERED and the scheduler's decision. "MB read" is the total
+size of the opened segments and snapshots.
 
 Files are in the page cache. In each step one of the 500 requests ends and a new request with 800 tokens
 arrives. One answer in ten was not delivered.
@@ -199,7 +199,7 @@ def main() -> None:
             "write",
             "snapshot",
             "whole",
-        ):  # "snapshot" must read the log as the killed process left it
+        ):  # "snapshot" runs before "whole", to read the log as the killed process left the files
             words = [sys.executable, str(BENCHMARKS), "resume", "--part", part, "--folder", f"{name}/log"]
             done = subprocess.run(words + ["--quick"] * args.quick, stdout=subprocess.PIPE, check=True)
             found[part] = json.loads(done.stdout)

@@ -59,8 +59,8 @@ class _Bare:
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
     """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH` tokens.
-    CPython preallocates the integers up to 256, which makes the loop a quarter faster. Real rows have larger
-    integers, so LENGTH is above 256.
+    CPython preallocates the integers up to 256, and with such integers the loop is a quarter faster. Real
+    rows have larger integers, so LENGTH is above 256.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -195,7 +195,9 @@ def _clock_phases(bench: Bench, times: dict[str, list[int]]) -> None:
 
 
 def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
-    """Start rows that decode, each at another position in its block unless they are aligned."""
+    """Start rows that decode. Unless `shape` is aligned, the rows have different positions in their KV
+    blocks.
+    """
     length = BLOCK * 4 + 2 * num_steps * (1 + shape.num_drafts) + 64
     blocks_each = -(-length // BLOCK) + 1
     bench = Bench(
@@ -329,8 +331,8 @@ def _resident_mib() -> float:
 
 
 def trace(path: Path, folder: Path) -> str:
-    """Describe the engine's own time, with 256 rows, for a trace's first 2,000 requests. All requests are
-    submitted before the first step.
+    """Return a sentence with the engine's own CPU time for a trace's first 2,000 requests, with 256 rows. All
+    requests are submitted before the first step.
     """
     requests = read_servegen(path, 2000).requests
     longest = max(each.num_prompt + each.max_tokens for each in requests)

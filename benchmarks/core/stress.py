@@ -2,8 +2,8 @@
 
     python -m benchmarks stress [--requests N]
 
-There are runs with preemption by recompute and by swap, each alone, with drafts, and with two steps in
-flight. Every run writes a log to disk. The simulated model's tokens depend on every KV slot that a request
+Three runs preempt by recompute and three by swap: without further settings, with drafts, and with two steps
+in flight. Every run writes a log to disk. The simulated model's tokens depend on every KV slot that a request
 reads. All answers are compared with those of requests that run alone, and the logs are verified. Exits with 1
 when anything differs.
 
@@ -134,7 +134,10 @@ def preemptions(log: Path) -> Counter:
 
 
 def verified_log(log: Path) -> tuple[str, str, str]:
-    """Return the size, CPU time and result of `verify`; an unfinished request is a failure."""
+    """Verify a log. Return the log's size in MB, the CPU seconds, and "yes" or "no" with the reason.
+
+    An unfinished request is a failure.
+    """
     begin = time.process_time()
     report = verify(log)
     seconds = time.process_time() - begin

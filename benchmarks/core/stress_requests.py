@@ -54,7 +54,8 @@ def _request(rng: random.Random, name: str, prefixes: list[list[int]]) -> Reques
 
 
 def _item(rng: random.Random, start: int) -> MediaItem:
-    """Return an image, or a video whose runs have text between them. Only a few contents exist, so
+    """Return an image, or a video whose runs of placeholder tokens have text between them. Only a few
+    contents exist, so
     requests share them.
     """
     number, size = rng.randrange(NUM_PICTURES), rng.choice(ITEM_SIZES)

@@ -1,4 +1,4 @@
-"""Measure how much slower the setting batch_invariant makes the embedded checkpoint.
+"""Measure how much the setting batch_invariant slows down the embedded checkpoint.
 
 Usage:
 

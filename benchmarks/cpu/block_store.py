@@ -4,9 +4,10 @@
     python -m benchmarks block_store --quick --out store.md    # half a minute; only tests that it runs
 
 Three engines with the same weights (common/half_billion_model.py, bfloat16) take turns in one process: one
-without a store, one that fills the store, and a new one that fetches from the store. Each engine answers a
-question after the same 4,096 tokens with one token, and the time to this token is measured. The files were
-just written and are in the page cache. So the benchmark measures reading, checking and copying, and no disk.
+without a store, one that fills the store, and a new one that fetches from the store. Each engine gets the
+same 4,096 tokens followed by a question, and answers with one token. The time to this token is measured. The
+files were just written and are in the page cache. So the benchmark measures reading, checking and copying,
+without access to a disk.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Measure a mixture of experts, 8 GB of int8 weights, beside the time to read a token's weights once.
+"""Measure a mixture of experts with 8 GB of int8 weights, beside the time to read a token's weights once.
 
     python -m benchmarks experts # writes benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
     python -m benchmarks experts --small --out experts.md # seconds; only tests that it runs

@@ -221,7 +221,7 @@ class Pair:
 
 
 class Reader:
-    """Reads as many bytes as the weights have, with torch's threads. No decode step can be faster.
+    """Reads as many bytes as the weights have, with torch's threads. No decode step can be faster than that.
 
     On one core, torch.dot of a vector with itself was the fastest way to read; torch's and numpy's sum,
     torch.mv, and AVX-512 loops in C with one to eight streams were 1 to 20 % slower. The faster of torch.dot

@@ -5,9 +5,9 @@
     python -m benchmarks lora --section waits
 
 A decode step has 16 rows, which use 1, 4 or 16 adapters. The waiting times are simulated with mmengine's
-scheduling rule and with vLLM's. The model is half_billion_model.py in bfloat16 (382 M weights in its text
-decoder, most of them in layers). Adapters have rank 16 on all its linear layers, with random numbers. Steps
-with different numbers of adapters take turns.
+scheduling rule and with vLLM's. half_billion_model.py makes the model in bfloat16 (382 M weights in the text
+decoder, most of them in layers). The adapters are random, with rank 16 on all the decoder's linear layers.
+Steps with different numbers of adapters take turns.
 """
 
 import os
@@ -95,8 +95,8 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
 
 
 def _decode(engine: "Engine", names: list[str]) -> list[float]:
-    """Return the seconds of each of STEPS steps in which all rows decode. Row i uses adapter i modulo their
-    number.
+    """Return the seconds of each of STEPS steps in which all rows decode. Row i uses adapter i modulo
+    len(names), or no adapter if `names` is empty.
     """
     from mmengine.serve.prompt.prompt import Prompt
 
@@ -121,7 +121,7 @@ def _decode(engine: "Engine", names: list[str]) -> list[float]:
 
 
 def waits(num_requests: int) -> Part:
-    """Simulate a skewed mix of requests: 9 of 10 requests use only HOT adapters, as many as there are
+    """Simulate a skewed mix of requests: 9 of 10 requests use the first HOT adapters, which together fill the
     slots.
     """
     title = (

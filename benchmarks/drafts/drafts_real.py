@@ -1,15 +1,15 @@
 """Measure drafts on real text: speed and acceptance, compared with an engine without drafts.
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the prompts in
-tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). Runs with each
-drafter alternate with runs without drafts. `auto` uses its defaults: goodput decides how many drafts are
-verified. With ngram, suffix and grammar, all drafts are verified.
+tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). A cell is a task,
+a number of rows and a drafter; its runs alternate with runs without drafts. `auto` uses its defaults: goodput
+decides how many drafts are verified. With ngram, suffix and grammar, all drafts are verified.
 
-Greedy, float32, one thread, CPU time of the process. A result is the median of the rounds' ratios. Its
-interval is the bootstrapped 95 % interval, or, with fewer than six rounds, the interval from the smallest to
-the largest ratio. The drafter `suffix` finds only answers from its own cell. When all prompts of a cell have
-been used and repeat, earlier answers are not found any more. "kept" is the share of the verified drafts that
-were accepted; "tokens a pass" includes the sampled token after the drafts.
+Decoding is greedy, in float32, on one thread. Times are the process's CPU time. A result is the median of the
+rounds' ratios. Its interval is the bootstrapped 95 % interval, or, with fewer than six rounds, the interval
+from the smallest to the largest ratio. The drafter `suffix` finds only answers from its own cell. When all
+prompts of a cell have been used and repeat, a new cache salt hides the earlier answers. "kept" is the share
+of the verified drafts that were accepted; "tokens a pass" includes the sampled token after the drafts.
 
     --batch 1,4    rows (default: 1, 4, 16 and 64)
     --tasks LIST   some of texts, forms

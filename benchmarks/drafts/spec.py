@@ -18,20 +18,20 @@ In the cells "nobody asked", drafters exist but may not draft in any step. This 
 able to draft, without the cost of deciding whether to draft. These cells are compared with an engine that has
 the same settings and no drafters.
 
-Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters that search past
-answers have not seen the request. The time is the process's CPU time, from the end of the prompts' last step
-("decoding") or from the first submit ("whole") to the last token. A result is the median of the rounds'
-ratios, with its bootstrapped 95 % interval; a target counts as missed only if even the upper end of the
-interval is below the target. "length" is the mean number of drafts that are accepted in a row's pass, and
-"with bonus" also counts the token sampled after the drafts. "equal" counts answers whose tokens equal the
-tokens without drafts.
+Decoding is greedy, in float32, on one thread. Every round draws new pictures and texts, so that drafters that
+search past answers have not seen the request. The time is the process's CPU time, from the end of the
+prompts' last step ("decoding") or from the first submit ("whole") to the last token. A result is the median
+of the rounds' ratios, with its bootstrapped 95 % interval; a target counts as missed only if even the upper
+end of the interval is below the target. "length" is the mean number of drafts that are accepted in a row's
+pass, and "with bonus" also counts the token sampled after the drafts. "equal" counts answers whose tokens
+equal the tokens without drafts.
 
     --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
     --tasks LIST   some of the tasks above, separated by commas
     --drafters L   some of the drafters in the table
     --rounds N     rounds per cell (default 9)
     --asleep       only the cells "nobody asked"
-    --awake        only the other cells, no prefix cache hits
+    --awake        only the other cells, without counting prefix cache hits
     --quick        3 rounds, batch 1 and 16, fewer drafters
     --json         print the targets as a last line of JSON
     --out FILE.md  file for the tables

@@ -45,9 +45,9 @@ def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
 
 @dataclass(slots=True)
 class Decoded:
-    """Totals over groups of requests. `cpu_ns`, `tokens` and `passes` (of single rows through the model)
-    cover the steps after the prompts' last step; `whole_ns` is the CPU time from the first submit to the last
-    token.
+    """Totals over groups of requests. A pass is one row's part in a forward of the model. `cpu_ns`, `tokens`
+    and `passes` cover the steps after the prompts' last step; `whole_ns` is the CPU time from the first
+    submit to the last token.
     """
 
     cpu_ns: int = 0

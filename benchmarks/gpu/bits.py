@@ -48,7 +48,7 @@ def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
 def companies(lengths: Sequence[int]) -> dict[str, Steps]:
     """Return several ways to divide rows of these lengths into steps.
 
-    "alone", the first, has one row a step.
+    The first way, "alone", runs one row per step.
     """
     rows = range(len(lengths))
     ones: Steps = [[(row, 1)] for row in rows]

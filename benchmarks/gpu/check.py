@@ -109,7 +109,7 @@ def begin(run: Run) -> str | None:
 def everything(run: Run) -> None:
     """Run all parts, the most important first. Parts that need no FlashInfer run while it is compiled.
 
-    Each part's seconds include its process start. They are estimates for an H100, from lower bounds.
+    Each part's seconds are estimates for an H100, derived from lower bounds, and include the process start.
     """
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]

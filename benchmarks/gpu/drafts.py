@@ -155,8 +155,8 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     """Compare captured and launched chains for every number of rows, with attention heads of 128 and 32
     values.
 
-    If the drafts are given, the KV written must agree. If the head chooses them, more than half of the drafts
-    must be equal. Raises ConfigError if passes cannot be captured.
+    First the drafts are given, and the KV that both write must agree. Then the head chooses the drafts, and
+    more than half of the drafts must be equal. Raises ConfigError if passes cannot be captured.
     """
     gaps: list[float] = []
     same = total = 0

@@ -24,7 +24,7 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # maximum blocks per row
+MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # LONGEST: maximum blocks per row
 
 
 class EagerRecorder:
@@ -42,7 +42,7 @@ def make_recorder(device: str) -> Recorder:
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
     """Compare the hidden states of random decode steps, captured and launched, for every number of rows.
 
-    The model has two KV heads. Raises ConfigError if attention, or every step, cannot be captured.
+    The model has two KV heads. Raises ConfigError if attention cannot be captured or no step was captured.
     """
     model, where = random_model(wide_shape(num_heads), device, dtype), torch.device(device)
     pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, open_device(device))

@@ -57,8 +57,8 @@ class Goal:
 def measure_rates(device: str, dry: bool) -> Rates:
     """Return the device's rates: a copy of 1 GiB, and a product of two random 8,192 x 8,192 matrices.
 
-    Each is the median of ten. The matrices are random because a product of zeros or ones needs less power and
-    so is faster.
+    Each rate comes from the median time over ten runs. The matrices are random because a product of zeros or
+    ones needs less power and so is faster.
     """
     size, side = (2**20, 128) if dry else (2**30, 8192)
     source = torch.zeros(size, dtype=torch.uint8, device=device)

@@ -27,9 +27,7 @@ SHORTEST = 30.0  # least time limit in seconds, because loading CUDA may take lo
 
 
 class PartReporter:
-    """Sends a part's results to the parent process, each at once, so that a part that is cut off loses
-    none.
-    """
+    """Sends each result to the parent process at once, so that a part that is cut off loses no results."""
 
     def __init__(self, dry: bool, pipe: Connection) -> None:
         self.dry, self._pipe = dry, pipe

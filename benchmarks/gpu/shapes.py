@@ -50,7 +50,7 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     )
 
 
-# Sizes as in the hub's configs (from memory; the 4B's was read and agrees on the shared fields).
+# The sizes follow the hub's configs, from memory. Only the 4B's config was read, and its shared fields agree.
 SHAPES = {
     "2B": _shape(
         {
@@ -87,14 +87,16 @@ def reduced(shape: ModelConfig) -> ModelConfig:
 
 
 def wide_shape(num_heads: int) -> ModelConfig:
-    """Return a small model whose heads are as wide as real ones, with two K and V heads."""
+    """Return a small model's shape, with heads as wide as in real models and two KV heads."""
     shape = reduced(SHAPES["2B"])
     wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "rope": _rope(24, 20, 20)}
     return replace(shape, text=replace(shape.text, **wide))
 
 
 class RandomWeights:
-    """Replaces a WeightReader. Norm weights are ones; matrices are so small that no result overflows."""
+    """Replaces a WeightReader. Norm weights are 1, and matrices have such small values that no result
+    overflows.
+    """
 
     def __init__(self, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = expected_tensors(shape)

@@ -72,8 +72,8 @@ def transformers_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> R
 def image_asks(
     shape: ModelConfig, count: int, grid: tuple[int, int, int], tokens: int, num_new: int
 ) -> list[Ask]:
-    """Return requests with `tokens` random text tokens each, and an image of random pixels after the first
-    two.
+    """Return requests with `tokens` random text tokens each. After the first two text tokens comes an image
+    with random pixels.
     """
     rng = np.random.default_rng(11)
     embeds = grid[0] * grid[1] * grid[2] // shape.vision.merge_size**2

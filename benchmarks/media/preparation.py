@@ -2,10 +2,10 @@
 
     python -m benchmarks preparation
 
-The first part measures how long a thread takes to prepare one JPEG, and how long it takes to send the same
-number of bytes to a decoder process and receive the same number of pixels. It also gives the ratio of these
-times (each the minimum of 15 runs, in ms). The second part measures a text prompt's time to the first token,
-alone and while 64 large pictures are prepared (medians of at most 15 runs).
+The first part measures the time in which a thread prepares one JPEG. Then a decoder process receives the same
+number of bytes and returns the same number of pixels, and this time is measured too. Both times are minima
+over 15 runs, in ms, and the table also has their ratio. The second part measures a text prompt's time to the
+first token, alone and while 64 large pictures are prepared (medians of at most 15 runs).
 """
 
 import argparse

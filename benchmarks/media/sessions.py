@@ -47,7 +47,7 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
     from mmengine import Engine, EngineConfig, Prompt
 
     torch.set_num_threads(threads)
-    # for each pair of frames: its patches, its time stamp and its markers
+    # Per pair of frames: the visual tokens, and 16 tokens for the pair's time stamp and markers.
     length = count // 2 * ((side // 32) ** 2 + 16) + 256
     config = EngineConfig(
         num_threads=threads, max_media_per_request=count, media_cache_bytes=0, max_model_len=length

@@ -15,7 +15,9 @@ from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 REPRESENT = "Represent the user's input."  # the system message that mmengine adds by default
-Embed = Callable[[Sequence[str | dict[str, str]], str], Any]  # numpy is imported after the variables are set
+# The function returns an array. The type is Any, because numpy must be imported after the thread variables
+# are set.
+Embed = Callable[[Sequence[str | dict[str, str]], str], Any]
 
 
 def mmengine(folder: str) -> Embed:

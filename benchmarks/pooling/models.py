@@ -1,5 +1,5 @@
-"""Makes embedding models with random bfloat16 weights: a text model with Qwen3-Embedding-0.6B's shape, and
-Qwen3-VL-Embedding-2B's shape. Also makes their inputs.
+"""Makes embedding models with random bfloat16 weights, and inputs for them. The text model has
+Qwen3-Embedding-0.6B's shape. The image model has Qwen3-VL-Embedding-2B's shape.
 """
 
 import json

@@ -69,7 +69,7 @@ def _dtype_name(isa: str) -> str:
 
 
 def _layers(kind: str, isas: list[str]) -> Layers:
-    """Return as many layers of a type for each instruction set, in each form that it has for the type."""
+    """Return equally many layers for each instruction set and each form in which the set holds the type."""
     number = BLOCKS[kind].number
     of, blocks = TYPES[number], np.frombuffer(packed(kind, (N, K), 0), np.uint8).reshape(N, -1)
     made: dict[tuple[str, str], Callable[[], PackedLinear]] = {}

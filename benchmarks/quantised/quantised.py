@@ -36,9 +36,10 @@ RESULTS = BENCHMARKS / "results"
 # file names by instruction set; other instruction sets use quantised_cpu.md
 FILES = {"avx2": "quantised_cpu_avx2.md"}
 TITLE = "Quantised weights on a CPU"
-# generated tokens per request and prompt tokens in timed steps; tokens in the timed prompt
+# A request for timed steps has PROMPT prompt tokens and NEW generated tokens. The timed prompt has LONG
+# tokens.
 NEW, PROMPT, LONG = 8, 32, 512
-# FP8 made by the engine at loading, which also quantises the head; the hub's FP8 folders do not
+# FP8 that the engine makes at loading. The head is quantised too, but not in the hub's FP8 folders.
 WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 # formats that the engine makes from the bfloat16 folder at loading, with their `quantize` setting

@@ -30,7 +30,7 @@ from mmengine.native.linear import multiplies_float32
 RESULTS = HERE.parent / "results" / "gguf_cpu.md"
 TITLE = "GGUF files: mmengine beside llama.cpp"
 IDS = 1500  # Upper limit of the prompts' ids.
-TEXT = 128  # Number of tokens after which the next-token distributions are compared.
+TEXT = 128  # Number of positions at which the next-token distributions are compared.
 OURS, THEIRS = "mmengine", "llama.cpp"
 BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
 Found = dict[str, dict[str, float]]  # For each engine: seconds, bytes, KLD.
@@ -93,7 +93,7 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
 
 
 def _activations(engine: str) -> str:
-    """Return the activations' type of an engine's default setting on this CPU."""
+    """Return the activations' type that an engine uses by default on this CPU."""
     if engine == THEIRS:
         return "int8 (Q8_K, Q8_0)"
     library = load()
