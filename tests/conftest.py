@@ -25,7 +25,7 @@ pytest_plugins = ("tests.workers",)
 
 # `make test` fetches Triton and similar packages for the tests into build/gpu. Installed packages come first.
 sys.path.append(str(ROOT / "build" / "gpu"))
-# Looks for GPUs without loading CUDA, which a forked worker process could not load again.
+# Makes torch look for GPUs without loading CUDA, because a forked worker process could not load CUDA again.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable when it is
 # imported, and other packages may import it.
@@ -38,8 +38,8 @@ os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# The default minimum for the KV pool on a CPU is 256 MiB. Zeroing it takes longer than the rest of an
-# engine's start.
+# The tests lower the KV pool's minimum on a CPU, which is 256 MiB by default. Zeroing 256 MiB takes longer
+# than the rest of an engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
 
@@ -49,13 +49,13 @@ def _load_rfc3987():
     return import_module("rfc3987_syntax").is_valid_syntax
 
 
-# jsonschema imports this package for the formats iri and iri-reference. Its grammars take 4 CPU seconds, so
-# they are parsed when a test needs them.
+# jsonschema imports rfc3987_syntax for the formats iri and iri-reference. Parsing the package's grammars
+# takes 4 CPU seconds, so the import waits until a test needs the package.
 if find_spec("rfc3987_syntax") is not None:
     sys.modules["rfc3987_syntax"] = SimpleNamespace(is_valid_syntax=lambda *given: _load_rfc3987()(*given))
 
-# A shell starts background jobs with SIGINT ignored, and child processes inherit this. A test that interrupts
-# a child would then wait for ever.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit the ignored signal. A test
+# that interrupts a child would then wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,7 +74,7 @@ TOGETHER = {
     "tests/spec_decode/test_draft_overlap.py",
 }
 CONTRACTS = "tests/models/test_contract_"
-PARITY = "tests/parity/"  # All its modules need transformers' answers.
+PARITY = "tests/parity/"  # All modules in this folder need transformers' answers.
 
 
 def pytest_collection_modifyitems(items):

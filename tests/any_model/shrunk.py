@@ -1,5 +1,5 @@
-"""Checks an architecture without a factory. A text model runs: transformers' default config with small sizes
-by field. A model with media is checked without weights, because it cannot run without a processor.
+"""Checks an architecture that has no factory. Text models generate tokens, with transformers' default config
+and small sizes. Models with media are checked without weights, because they cannot run without a processor.
 """
 
 import tempfile
@@ -93,13 +93,13 @@ def small_config(kind: str) -> PreTrainedConfig:
         sizes.pop("head_dim", None)
     try:
         return CONFIG_MAPPING[kind](**sizes)
-    except Exception:  # Some have as many KV heads as heads.
+    except Exception:  # Some classes require as many KV heads as attention heads.
         return CONFIG_MAPPING[kind](**{**sizes, "num_key_value_heads": 4})
 
 
 def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]:
-    """Return the verdict and its reason. The check runs several requests together in float32, with chunked
-    prompts and suffix drafts.
+    """Run a small model and return the verdict ("works", "refused" or "broken") with its reason. Several
+    requests run together in float32, with chunked prompts and suffix drafts.
 
     Raises NoSmallModel.
     """
@@ -110,7 +110,7 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
             ids = [_ids(folder, text) for text in TEXTS]
             options = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
             wanted = [model.generate(each, **options)[0, each.shape[1] :].tolist() for each in ids]
-        except Exception as error:  # A small model may contradict what the class assumes.
+        except Exception as error:  # Small sizes may break an assumption in the class.
             raise NoSmallModel(in_one_line(error, 160)) from error
         config = EngineConfig.from_dict(SETTINGS)
         log = Path(place) / "log"

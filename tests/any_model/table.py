@@ -1,11 +1,11 @@
-"""Writes docs/reference/models.md: walks all generating architectures of the installed transformers.
+"""Writes docs/reference/models.md, with a row for each generative architecture in transformers.
 
     python -m tests.any_model.table [--only NAME ...] [--fresh] [--workers 2]
 
 An architecture with a factory (catalogue.py) runs the plugin contract's checks on a tiny random checkpoint.
-Other text architectures run with small sizes (shrunk.py); the rest is refused with the plugin's reason. Each
-row is computed in a process of its own and written at once to build/models/rows.jsonl, so a run that was
-interrupted continues there.
+Other text architectures run with small sizes (shrunk.py). Other architectures with media are refused with the
+plugin's reason, or remain unknown. Each row is computed in a separate process and written at once to
+build/models/rows.jsonl. After an interruption, the next run computes only missing and broken rows.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def classes() -> dict[str, str]:
 
 
 def tasks_of(factories: list[str], done: dict[str, Row], walk: bool) -> Iterator[tuple[str, Task]]:
-    """Yield the rows that are not done. A class that a factory ran needs no row of its own."""
+    """Yield the name and the task for each missing row. A class that a factory ran gets no separate row."""
     for kind in factories:
         if kind not in done:
             yield kind, partial(_as_dict, run_factory, kind)
@@ -88,7 +88,7 @@ def main() -> None:
     names = classes()
     if options.only is not None:
         steps = [tasks_of(options.only, {}, walk=False)]
-    else:  # Factories first: the walk leaves out the architectures that they ran.
+    else:  # Factories run first, and the walk omits their architectures.
         steps = [tasks_of([*IMAGE, *TEXT], done, walk=False), tasks_of([], done, walk=True)]
     for tasks in steps:
         for name, found in run_rows(tasks, options.workers):

@@ -1,5 +1,6 @@
-"""Runs the plugin contract for six hosted architectures, one of each kind of attention, in the settings that
-differ most. None needs torchvision. `make soak` runs all architectures whole (test_contract_whole.py).
+"""Runs the plugin contract for six hosted architectures with different kinds of attention, in the settings
+that differ most. These architectures do not need torchvision. `make soak` runs the whole contract for all
+architectures (test_contract_whole.py).
 """
 
 import pytest
@@ -17,7 +18,7 @@ SHORT = {  # Kind of attention by architecture.
 
 
 class ShortContract(HostedContract):
-    """Fewer settings, each of which differs much from the others."""
+    """The plugin contract with fewer tests and settings. The settings differ strongly from each other."""
 
     test_bfloat16_chooses_what_is_likeliest_but_for_near_ties = None
     test_the_fingerprint_is_of_the_weights = None

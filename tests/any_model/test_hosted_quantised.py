@@ -1,6 +1,6 @@
 """Tests hosted models whose linear layers are stored as FP8 or int4, or are quantised to int8 at loading.
 
-The reference is transformers' model with the values that the codes represent.
+The reference is transformers' model with the dequantised weights.
 """
 
 from tests.any_model.hosted_contract import HostedContract
@@ -8,7 +8,7 @@ from tests.models.test_contract_schemes import Fp8, Int4, Int8
 
 
 class OneSetting:
-    """Runs in chunks only; test_contract_whole.py has the other checks of this architecture."""
+    """Runs the token test with chunked prompts only; test_contract_whole.py has gemma2's other checks."""
 
     kind = "gemma2"
     test_log_probabilities_are_transformers = None

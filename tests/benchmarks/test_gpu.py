@@ -203,8 +203,8 @@ def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, visi
 
 
 def test_the_weights_counted_are_the_weights_there_are(module):
-    """For reduced shapes, the bytes counted for a decode step are those of the model's matrices. Norms and
-    embedding rows are not counted.
+    """For reduced shapes, the bytes counted for a decode step equal the size of the model's matrices. Norms
+    and embedding rows are not counted.
     """
     shapes, floors = module("gpu.shapes"), module("gpu.roofline")
     for shape in shapes.SHAPES.values():

@@ -71,8 +71,8 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
 
 
 def test_continuous_batching_answers_what_generate_does(module):
-    """transformers' continuous batching gives the tokens of `generate` for text prompts with the whole
-    Qwen3-VL.
+    """For text prompts, transformers' continuous batching with the whole Qwen3-VL gives the same tokens as
+    `generate`.
     """
     rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])

@@ -1,5 +1,5 @@
-"""Tests that benchmarks/drafts/spec.py prints its targets last, and how it pairs runs. Times are not
-checked.
+"""Tests the targets that benchmarks/drafts/spec.py prints last, and its pairs of runs with and without
+drafts. Times are not checked.
 """
 
 import json

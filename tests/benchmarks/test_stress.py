@@ -16,7 +16,7 @@ TRACES = {
 
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
-    """Return a function that runs stress.py with these command-line arguments, and returns its exit code."""
+    """Return a function that runs stress.py with given command-line arguments, and returns its exit code."""
     module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):

@@ -51,7 +51,7 @@ def run(module, monkeypatch, capsys, *arguments) -> tuple[int, str]:
 
 
 def row(out: str, *cells: object) -> bool:
-    """Return whether a table has this row."""
+    """Return whether a table in `out` has a row that begins with these cells."""
     wanted = [str(cell) for cell in cells]
     return any(
         [cell.strip() for cell in line.split("│")[1:-1]][: len(cells)] == wanted for line in out.split("\n")

@@ -23,7 +23,7 @@ def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
     thread count and logging settings are restored.
     """
     torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
-    # Removes pytest's handlers, which a process does not have.
+    # Removes pytest's handlers, which a separate process would not have.
     handlers, logging.root.handlers = logging.root.handlers, []
     before = sys.argv, dict(os.environ), os.getcwd(), torch and torch.get_num_threads()
     sys.argv = ["mmengine", *map(str, arguments)]

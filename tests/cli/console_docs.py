@@ -3,8 +3,8 @@
     python -m tests.cli.console_docs docs/reference/log.md    writes the commands' output into the document
 
 In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any number of
-lines. `mmengine` and `python` come from this checkout, other commands from the shell; all blocks share one
-folder.
+lines. `mmengine` and `python` use this checkout, and the shell finds all other commands. The commands from
+all blocks run in the same folder.
 """
 
 import os

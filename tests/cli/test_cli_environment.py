@@ -1,4 +1,4 @@
-"""The warning about environment variables that nothing reads."""
+"""Tests the warning about environment variables that nothing reads."""
 
 import os
 

@@ -49,13 +49,13 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, monkeypatch, name)
         for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path / "socket", tmp_path / "none"):
             with pytest.raises((ConfigError, InvalidRequest)):
                 READERS[name](path)
-        if name != "schema check":  # It checks each schema in a folder.
+        if name != "schema check":  # `schema check` accepts a folder.
             with pytest.raises((ConfigError, InvalidRequest), match="irectory"):
                 READERS[name](tmp_path)
 
 
 def test_a_pipe_that_is_written_is_read(tmp_path):
-    """Shells pass such pipes: --api-key-file <(command)."""
+    """A shell passes a pipe for `--api-key-file <(command)`."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

@@ -125,7 +125,7 @@ except LogError as error:
 
 
 def requirements(names):
-    """Return a dict from names to distributions, with the named distributions and all that they depend on."""
+    """Return the named distributions and all their dependencies, by name."""
     found = {}
     for name in names:
         for text in metadata.requires(name) or []:
@@ -138,7 +138,7 @@ def requirements(names):
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
-    """A folder for sys.path that contains only mmengine, its plugins and the base dependencies."""
+    """Return a folder for sys.path that contains only mmengine, its plugins and the base dependencies."""
     folder = tmp_path_factory.mktemp("laptop")
     base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for distribution in requirements(Requirement(text).name for text in base).values():
@@ -166,7 +166,7 @@ def run_there(laptop, code, *arguments, timeout=120):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """The folder and the results of the commands in the full environment."""
+    """Run the commands in the full environment, and return their folder and their results."""
     folder = tmp_path_factory.mktemp("here")
     said = [call_cli(*words, env={"COLUMNS": "110"}) for words in words_of(COMMANDS, folder)]
     return folder, said

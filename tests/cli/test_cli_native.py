@@ -1,5 +1,5 @@
-"""Tests the command on a machine that cannot compile the CPU kernels: it prints one line that says so, and
-the same answer.
+"""Tests the command on a machine that cannot compile the CPU kernels. The command prints a line with the
+reason, and the same answer as with kernels.
 """
 
 import os
@@ -16,7 +16,7 @@ QUESTION = ("run", "What is 3 plus 4?")
 
 @pytest.fixture
 def call_anew():
-    """A function that unloads the kernels and calls the command with a changed environment."""
+    """Yield a function that unloads the kernels and calls the command with a changed environment."""
 
     def call(*words, **change):
         library.forget()

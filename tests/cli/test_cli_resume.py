@@ -53,7 +53,9 @@ def answers(folder):
 
 @pytest.fixture
 def begun(tmp_path):
-    """A folder with a batch of five requests whose process ended early."""
+    """Return a folder with a batch of five requests. The batch's process ended before all answers were
+    written.
+    """
     write(tmp_path / "requests", "abcde")
     run_and_die(tmp_path, 9, max_num_seqs=2)
     assert 0 < len(answers(tmp_path)) < 5
@@ -153,7 +155,7 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
 
 
 def test_a_log_without_records_is_started(tmp_path):
-    """The log's process was killed before its first record was complete."""
+    """The process was killed before the log's first record was complete."""
     write(tmp_path / "requests", "ab")
     run_and_die(tmp_path, 0)
     (tmp_path / "log" / f"{0:020d}.mmlog").write_bytes(b"MM")

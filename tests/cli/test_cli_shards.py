@@ -95,8 +95,8 @@ def test_shards_split_the_lines_and_share_ids(tmp_path):
 
 
 def echoed(folder, *texts):
-    """Answer a request file with these texts in one process, for two shards, and return the answers
-    in order.
+    """Write a request file with these texts, answer its two shards in one process, and return the answers in
+    order.
     """
     requests_of(folder, texts)
     assert run(folder, Shard(0, 2)) == 0

@@ -159,7 +159,7 @@ HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]);
     ],
 )
 def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
-    """`kills`: the increase in the kernel's count, or None if the kernel has no count."""
+    """`kills`: the increase in the kernel's counter for out-of-memory kills, or None without a counter."""
     counts = iter([3, 3 + kills] if kills is not None else [None, None])
     monkeypatch.setattr(supervisor, "num_memory_kills", lambda: next(counts))
     end = f"import os, signal; {HOLDS} os.kill(os.getpid(), signal.SIGKILL)"

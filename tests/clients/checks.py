@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field
 BASE, SMALL = (
     os.environ["BASE_URL"],
     os.environ["SMALL_URL"],
-)  # Both end in /v1. The second server accepts only two calls at a time.
+)  # Both URLs end in /v1. The second server accepts only two calls at a time.
 MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
 EMBED_URL, RERANK_URL, IMAGE_EMBED_URL = (
     os.environ[name] for name in ("EMBED_URL", "RERANK_URL", "IMAGE_EMBED_URL")
 )
-EXPECTED = json.loads(Path(os.environ["EXPECTED"]).read_text())  # by tests/clients/pooled_models.py
+EXPECTED = json.loads(Path(os.environ["EXPECTED"]).read_text())  # Written by tests/clients/pooled_models.py.
 TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
 QUESTION = "What is a triangle?"
 # The embedded model was trained on this prompt, so it answers in JSON without a schema.
@@ -59,8 +59,8 @@ class Skipped(Exception):
 
 
 def check(capability):
-    """Register a check. `capability`: a column of the table, optionally followed by a colon and the client's
-    way to do it.
+    """Register a check. `capability`: a column of the table, optionally followed by a colon and the client
+    feature that the check uses.
     """
 
     def kept(function):
@@ -109,7 +109,7 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue():
-    """Fill the small server's queue, and free it after it has refused one more call."""
+    """Fill the small server's queue, and empty the queue after the server has refused another call."""
     leaving = threading.Event()
     streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
     for stream in streams:

@@ -83,7 +83,8 @@ def by_parallel_tools():
     try:
         found = list(asked(Mode.PARALLEL_TOOLS, Iterable[Shape]))
     except (InstructorRetryException, TypeError) as error:
-        # The model may choose, and the embedded model calls no tool, so instructor fails to parse its text.
+        # In this mode a model may answer with text in place of a tool call. The embedded model does so, and
+        # instructor fails to parse the text.
         assert "Error code" not in str(error), error
     else:
         assert all(isinstance(each, Shape) for each in found)

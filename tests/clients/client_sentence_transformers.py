@@ -1,6 +1,7 @@
 """Checks for sentence-transformers.
 
-The package has no HTTP client, so its own results for the same folders are compared with the server's.
+The package has no HTTP client, so the checks compare the package's results for the same folders with the
+server's results.
 """
 
 import json

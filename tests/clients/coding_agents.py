@@ -17,9 +17,10 @@ PICTURE = "three.png"
 class Agent:
     """An agent, its package in a registry, and how it is run without an account.
 
-    `setup`: a command that runs before. `files`: texts by path below the home folder. `tool`: the tool that
-    reads files, and `reading` its arguments for the file {path}. `edits`: the agent has no tools, and takes
-    an answer as the new text of a file. `reads_pictures`: its tool returns a picture's file as an image.
+    `command`: the program's arguments. `setup`: the arguments for an earlier run that configures the program.
+    `files`: texts by path below the home folder. `tool`: the tool that reads files. `reading`: the tool's
+    arguments for the file {path}. `edits`: the agent has no tools, and takes an answer as the new text of a
+    file. `reads_pictures`: the tool returns a picture's file as an image.
     """
 
     package: str

@@ -45,7 +45,7 @@ def main() -> None:
         except (subprocess.SubprocessError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             lines = (getattr(error, "stderr", None) or str(error)).splitlines()
-            # npm names its error's code first and its reason second, pip its reason last.
+            # npm prints the error code on line 1 and the reason on line 2. pip prints the reason last.
             reason = lines[1] if agent.is_node and len(lines) > 1 else lines[-1]
             print(f"{agent.package} {agent.version} cannot be installed and is skipped: {reason}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Tiny embedding models and rerankers for the clients, with the engine's own results for the same inputs."""
+"""Writes tiny embedding models and a reranker for the clients, with the engine's results to compare."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ ARGUMENTS = ["--dtype", "float32", "--set", "num_blocks=300", "--set", "max_mode
 TEXTS = ["the cat", "what is the time, the end " * 20, "über 12 Köche"]
 TEXTS += [f"the cat sat {n}" for n in range(61)]
 QUERY, DOCUMENTS = "the cat", ["the mat", "what is the end", "12", "the cat sat on the mat " * 9]
-SHORT = 16  # a value of `dimensions`
+SHORT = 16  # A value for the argument `dimensions`.
 FEATURES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 

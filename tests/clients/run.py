@@ -4,8 +4,8 @@ results.
     make clients creates their environment under build/clients, and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
-The exit code is 1 if a check failed. Checks whose fields the server refuses count as refused, and checks that
-did not run as skipped.
+The exit code is 1 if a check failed. A check whose fields the server refuses counts as refused. A check that
+did not run counts as skipped.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
 
 
 def takes_tools(address: str) -> bool:
-    """Whether the server accepts tools, as its OpenAPI document says."""
+    """Return whether the server accepts tools, according to its OpenAPI document."""
     with urllib.request.urlopen(address.removesuffix("/v1") + "/openapi.json") as answer:
         found = json.load(answer)
     tools = found["components"]["schemas"]["ChatBody"]["properties"].get("tools", {})
@@ -146,7 +146,9 @@ def table(found: dict[str, list[dict]]) -> str:
 
 
 def remarks(found: dict[str, list[dict]]) -> str:
-    """Return a list: how each client was checked, and the reasons for its results other than ok."""
+    """Return a Markdown list with the features that each client's checks used, and the reasons for results
+    other than ok.
+    """
     lines = []
     for client, checks in found.items():
         ways = [each["capability"] for each in checks if ":" in each["capability"]]

@@ -1,11 +1,12 @@
 """Runs coding agents against `mmengine serve`, without accounts, and prints a line for each check.
 
-    make clients installs them under build/clients/agents, and runs this program
+    make clients installs the agents under build/clients/agents, and runs this program
     python -m tests.clients.run_agents [--environment build/clients/agents] [--only codex]
 
-Each agent sends a question, which the embedded checkpoint answers. Then it reads two files with its tools,
-which a scripted server calls. A check fails if a call gets another status than 200, or if the agent does not
-show the answer. Agents that are not installed are skipped. The exit code is 1 if a check failed.
+Each agent sends a question, which the embedded checkpoint answers. Then the agent uses a scripted server,
+whose answers make the agent read two files with its tool, or edit a file. A check fails if a call gets
+another status than 200, or if the agent does not show the answer. Agents that are not installed are skipped.
+The exit code is 1 if a check failed.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from tests.pictures import data_url
 
 AGENT_S = 180  # Maximum seconds for a run of an agent.
 REQUESTS = re.compile(r'mmengine_http_requests_total\{code="(\d+)",method="POST",route="(/v1/[^"]+)"\} (\d+)')
-# The embedded checkpoint's context is shorter than the agents' prompts, so the prompt is the question alone.
+# The embedded checkpoint's context is shorter than the agents' prompts, so this template keeps only the
+# question.
 SHORT = (
     "{%- if '" + QUESTION + "' in (messages | string) -%}"
     "{{- '<|im_start|>user\n" + QUESTION + "<|im_end|>\n<|im_start|>assistant\n' -}}"

@@ -1,5 +1,5 @@
-"""Serves prescribed answers, so that agents run their tools: the first answer calls the agent's tool, and the
-next one repeats what the tool returned. No model is needed.
+"""Serves prescribed answers, so that agents run their tools. The first answer calls the agent's tool, and the
+next answer repeats the tool's results. No model is needed.
 """
 
 import json

@@ -177,8 +177,8 @@ class Chaos:
             self.compiling.append(name)
 
     def compile_grammar(self) -> None:
-        """Report a compiled grammar, in random order; now and then for a request that waits for no
-        grammar.
+        """Report that a request's grammar is ready or has failed, in random order. Some reports name a random
+        request, which may have no grammar.
         """
         name = f"r{self.rng.randrange(8)}"
         if self.compiling and self.rng.random() < 0.8:
@@ -234,9 +234,9 @@ class Chaos:
         self.core.close()
 
     def check(self) -> None:
-        """Check that each request ended once, and that its tokens are those of an undisturbed run, or the
-        first of them if the request ended early. Applying the log's events must give the live state, and
-        `verify` must accept the log.
+        """Check that each request ended once. Its tokens must equal the tokens in an undisturbed run, or a
+        prefix if the request ended early. Applying the log's events must give the live state, and `verify`
+        must accept the log.
         """
         assert not self.live and self.ended
         self.check_tokens()
@@ -264,7 +264,7 @@ class Chaos:
 
 def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = unchanged) -> Counter[str]:
     """Run and check one seed, and return how often each fault occurred. An error has a note with the command
-    that repeats the run. `change`: returns the settings to use in place of the seed's.
+    that repeats the run. `change`: a function that replaces the seed's settings.
     """
     chaos = Chaos(seed, folder, show=show, change=change)
     try:
@@ -277,7 +277,7 @@ def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = 
 
 
 def _shown(event: ev.Event) -> str:
-    """Return the event's fields that do not have their default, with columns as lists."""
+    """Return the event's fields whose values differ from the defaults, with columns as lists."""
     parts = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

@@ -11,8 +11,9 @@ MOST = 7
 
 
 class Drafter:
-    """A drafter that has `most` drafts for a row in a share `has_some` of the steps. A draft is accepted with
-    the probability `chance`. Making drafts takes `fixed_us` per step and `draft_us` per draft.
+    """A drafter that makes at most `most` drafts for a row, with the probability `has_some` in each step. A
+    draft is accepted with the probability `chance`. Making drafts takes `fixed_us` per step and `draft_us`
+    per draft.
     """
 
     def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
@@ -25,9 +26,9 @@ class Machine:
     draft.
 
     `policy`: "goodput", "none", or a fixed draft level. `noise`: each step takes longer by a random share up
-    to `noise`, and one step in a hundred takes five times as long. `missed_us`: a drafter that drafts again
-    after a pause first reads the tokens that it missed, which takes so long per row and missed step, up to
-    2,048 of them.
+    to `noise`, and one step in a hundred takes five times as long. `missed_us`: the time to read a missed
+    token. After steps without drafting, the drafters first read the tokens that they missed: a token per row
+    and step, at most 2,048.
     """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
@@ -48,7 +49,7 @@ class Machine:
     def answer(self, num_rows, length, reading_us):
         """Admit a request to each of the rows [0, `num_rows`), compute the prompts in one step, and decode
         until each request has `length` tokens. The prompts take 10 ms, plus `reading_us` if a drafter reads
-        them. Returns whether a drafter read them.
+        them. Returns whether a drafter read the prompts.
         """
         rows = np.arange(num_rows)
         self.admit(*rows.tolist())
@@ -68,7 +69,7 @@ class Machine:
         return is_read
 
     def run(self, num_rows, steps):
-        """Decode the rows [0, `num_rows`) for so many steps, and return the share of steps with drafting."""
+        """Decode the rows [0, `num_rows`) for `steps` steps, and return the share of steps with drafting."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
         for _ in range(steps):
             self.step(rows)

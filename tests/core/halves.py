@@ -1,5 +1,5 @@
-"""Drives an engine as a host's loop does: each step is begun and finished by separate calls (its two halves).
-Drafts come after the step's result.
+"""Drives an engine as a host's loop does: separate calls begin and finish each step (its two halves). The
+host proposes drafts after the step's result.
 """
 
 import random

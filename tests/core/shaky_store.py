@@ -15,7 +15,9 @@ FAULTS = ("late", "lost", "wrong", "torn", "silent", "nothing offered", "told tw
 
 
 class ShakyStore:
-    """The stored values: digest -> sealed KV. `chance`: the probability of each fault at each call."""
+    """Stores sealed KV by digest, and returns faulty values at random. `chance`: the probability of each
+    fault at each call.
+    """
 
     def __init__(self, rng: random.Random, chance: float = 0.1):
         self.rng, self.chance = rng, chance
@@ -45,8 +47,8 @@ class ShakyStore:
 
 
 class ShakyRemote:
-    """One engine's client for the store, as RemoteBlocks describes it. `deliver` does the work that a thread
-    does in a real client.
+    """One engine's client for the store, with the interface RemoteBlocks. `deliver` does the work that a
+    thread does in a real client.
     """
 
     def __init__(self, store: ShakyStore, block_size: int):
