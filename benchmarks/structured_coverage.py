@@ -14,8 +14,8 @@
     --verbose         print every schema that is not exact to stderr
 
 A text counts as accepted if the masks allow each of its bytes in turn, and then the end; bounds are off. Each
-instance is written by json.dumps, with spaces and without. If the order of its keys is refused, its keys are
-tried in the schema's order. A schema's verdict is
+instance is written by json.dumps, with spaces and without. A refused instance is tried again with its keys in
+the schema's order. A schema's verdict is
 
     exact     every valid instance is accepted, and no invalid instance is accepted in any of four spellings
     refused   the schema is refused; mmengine names the keyword and the pointer

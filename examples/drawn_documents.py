@@ -21,9 +21,9 @@ from mmengine_shapes.questions import scene_json, scene_schema
 from mmengine_shapes.scenes import random_scene
 
 NUM_DOCUMENTS, SEED = 30, 51
-MAX_BLUR = 0.03  # The largest radius of the blur, in sides of the picture.
+MAX_BLUR = 0.03  # Maximum blur radius, as a fraction of the picture's side.
 BINS = (0.0, 0.5, 0.9, 0.99, 1.0)
-# A JSON value, and its scalars keyed by JSON pointer.
+# The scalars in a JSON value, keyed by JSON pointer.
 Leaves = dict[str, object]
 
 

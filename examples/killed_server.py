@@ -79,7 +79,7 @@ class Reader(threading.Thread):
 
 
 def engine_of(supervisor: subprocess.Popen) -> int:
-    """Return the id of the process with the model, the supervisor's child; 0 while there is none."""
+    """Return the process id of the engine, which is the supervisor's child; 0 while no engine runs."""
     found = subprocess.run(["pgrep", "-P", str(supervisor.pid)], capture_output=True, text=True, check=False)
     return int(found.stdout.split()[0]) if found.stdout.split() else 0
 

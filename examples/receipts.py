@@ -2,8 +2,8 @@
 
     python examples/receipts.py PICTURES --below 0.99 --page review.html
 
-An empty folder gets drawn images first. The page shows each picture beside its fields, the least certain
-picture first.
+If the folder is empty, the script first draws 50 images into the folder. The page shows each picture beside
+its fields, the least certain picture first.
 """
 
 import argparse

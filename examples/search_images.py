@@ -29,7 +29,7 @@ NEAREST = 5
 
 
 def open_store(path: str, width: int = 0) -> apsw.Connection:
-    """Open the database. `width`: create an empty table for vectors of this many values."""
+    """Open the database. `width`: if not 0, create an empty table for vectors with this many values."""
     store = apsw.Connection(path)
     store.enable_load_extension(True)
     store.load_extension(sqlite_vec.loadable_path())

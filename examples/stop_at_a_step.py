@@ -1,4 +1,4 @@
-"""Stop a log at a step, print the state, and run the real scheduler on it.
+"""Open a log at a step, print the state, and run the real scheduler on this state.
 
     python examples/stop_at_a_step.py run.log 9
 

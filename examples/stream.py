@@ -1,7 +1,7 @@
 """Ask two questions about a drawn image concurrently and print each answer as it grows.
 
 This script writes its own messages. Messages from strangers need a Prompt with
-media_options={"local_files": False}, because the engine reads any path in them.
+media_options={"local_files": False}, because the engine otherwise reads the file at any path in a message.
 """
 
 import asyncio

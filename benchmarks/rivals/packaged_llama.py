@@ -1,5 +1,5 @@
-"""Calls llama.cpp's library as the npm package @node-llama-cpp/linux-x64 ships it, with a kernel library for
-each kind of CPU. `libraries` names a folder with these files.
+"""Calls the llama.cpp library in the npm package @node-llama-cpp/linux-x64, which has a kernel library for
+each kind of CPU. `libraries` is the folder with the package's .so files.
 
 Only the leading fields of llama.cpp's structures are named here, because later fields change between
 versions.

@@ -2,14 +2,14 @@
 
 benchmarks/rivals/environment.sh          # once: builds llama.cpp, some 15 minutes
 python -m benchmarks rivals_cpu           # everything into benchmarks/results/rivals_cpu.md
-python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute; only tests that it runs
+python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute, a smoke test
 
 Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with the same number of bits per
 weight are in memory together and are measured alternately, with the same prompts and threads and in a new
-random order each round. Each figure is the median over rounds. The other engines are timed only for the
-model, on given tokens; mmengine is timed for whole engine steps, including events and sampling. Results are
-stored in build/rivals/found.json, so that parts can be measured one by one; the tables show all results in
-this file.
+random order each round. Each figure is the median over rounds. For the other engines, only the model's
+forward on given tokens is timed. For mmengine, whole engine steps are timed, including events and sampling.
+Results are stored in build/rivals/found.json, so that parts can be measured one by one; the tables show all
+results in this file.
 """
 
 import json
@@ -35,10 +35,11 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rivals_cpu.md"
 FOUND = models.BUILD / "found.json"
 TITLE = "Engines for CPUs, side by side"
-# Prompt tokens for a single row, prompt tokens for each of many rows, number of many rows.
+# LONG: prompt tokens with a single row. SHORT: prompt tokens for each row with ROWS rows.
 LONG, SHORT, ROWS = 512, 32, 16
-STEPS = {1: 16, ROWS: 8}  # Number of rows: steps per turn.
-IDS = 1500  # Upper limit of the prompts' ids, for which the embedded checkpoint's tokenizer has texts.
+STEPS = {1: 16, ROWS: 8}  # Steps per turn, keyed by the number of rows.
+# Prompts contain only token ids below this limit, for which the embedded checkpoint's tokenizer has texts.
+IDS = 1500
 TEXT = 256  # Number of tokens after which the next-token distribution is compared.
 OURS = "mmengine"
 
@@ -76,7 +77,8 @@ GROUPS = {
     ),
 }
 TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
-# The engine that mmengine must equal with one row, and beat by MANY_BAR with 16 rows.
+# For each number of bits, the engine that mmengine must match with a single row, and exceed by the factor
+# MANY_BAR with 16 rows.
 WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}
 MANY_BAR = 1.5
 Found = dict[str, dict[str, float]]  # Maps an engine to its figures: bits per weight, KLD, bytes, seconds.
@@ -119,7 +121,7 @@ def main(
 
 
 class Process:
-    """A running side, in a process of its own."""
+    """A running engine, in a separate process."""
 
     def __init__(self, command: Sequence[str | Path], threads: int, **variables: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"} | variables

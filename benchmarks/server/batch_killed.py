@@ -5,13 +5,13 @@ twice.
 
 Both sides answer the same requests with the embedded checkpoint, greedy decoding, two workers and batches of
 64 requests. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls
-transformers' `generate`, as a user would write it. Each side is killed for two minutes: a randomly chosen
-worker every --kill-s seconds. If starting a worker and answering a batch takes longer than --kill-s, workers
-that store nothing would never finish.
+transformers' `generate`, as a user would write it. For the first two minutes on each side, a randomly chosen
+worker is killed every --kill-s seconds. The kills stop then. Otherwise workers that store nothing would never
+finish if they need more than --kill-s seconds to start and to answer a batch.
 
-The steps on both sides have the same minimum duration, so that workers die in the middle of a batch.
-mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a byte for
-each token. Needs the environment from `make ray`.
+Each step on both sides lasts at least STEP_S seconds, so a batch takes long enough that kills hit workers in
+the middle. mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a
+byte for each token. Needs the environment from `make ray`.
 """
 
 import argparse

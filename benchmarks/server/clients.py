@@ -20,9 +20,11 @@ class Load:
     stream: bool
     more: tuple[tuple[str, object], ...] = ()  # Additional body fields.
     model: str | None = None
-    start: int = 0  # Each prompt contains a number, so that prompts differ; the first number.
+    # The number in the first prompt. Later prompts contain the next numbers, so all prompts differ.
+    start: int = 0
     is_response: bool = False  # True: calls of /v1/responses instead of /v1/chat/completions.
-    # Seconds between two polls. The server need not wake up a client that does not sleep on a socket.
+    # Seconds between two polls. With a pause the client sleeps on a timer, so the server spends no time on
+    # waking the client.
     pause_s: float = 0.0
 
     def of(self, model: str | None) -> "Load":

@@ -72,7 +72,7 @@ def _submit_without(
 
 class _Clients:
     """A client process. It is forked once, before the engine exists. A fork during a turn would be measured,
-    and so would the copy of each page that is written after it.
+    and so would the page copies (copy-on-write) after the fork.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
     begun = time.process_time()
     await clients.ask(port, asked)
     await app.calls.flush()
-    await asyncio.sleep(0.02)  # The log writes records after the answers.
+    await asyncio.sleep(0.02)  # The log writes a request's last records after the answer.
     return time.process_time() - begun
 
 

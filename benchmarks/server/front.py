@@ -124,8 +124,9 @@ async def _cpu_s(loads: list[Load]) -> list[float]:
 
 
 def front_costs(quick: bool) -> dict[str, float]:
-    """Return CPU microseconds. "request": an answer of one token without streaming. "frame" and "frame of one
-    stream": one more token of a stream, with 64 streams and with one.
+    """Return CPU microseconds by name. "request": a request with a one-token answer, without streaming.
+    "frame": each further token of a stream, with 64 concurrent streams. "frame of one stream": the same with
+    a single stream.
     """
     scale = 1 if quick else 4
     requests, frames = 200 * scale, 100 * scale

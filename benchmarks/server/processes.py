@@ -126,8 +126,8 @@ def _await(process: subprocess.Popen, port: int, health: str, said) -> None:
 
 
 def tokens_a_second(port: int, asked: Load, model: str | None = None) -> tuple[float, list[str]]:
-    """Run the load, and return the tokens per second, counted from the texts, and the texts in the order of
-    the questions. Raises NoAnswer.
+    """Run the load. Return the tokens per second, counted from the texts, and the texts in the requests'
+    order. Raises NoAnswer.
     """
     begun = time.perf_counter()
     try:

@@ -2,7 +2,7 @@
 
     python -m benchmarks serve --out benchmarks/results/serve.md # all parts, within ten minutes
     python -m benchmarks serve --quick --part front # one part, a few seconds
-    python -m benchmarks serve --rival-python VENV/bin/python # last part: transformers[serving], torchvision
+    python -m benchmarks serve --rival-python VENV/bin/python # needs transformers[serving], torchvision
 
 The sides take turns. Each server runs in its own process.
 """

@@ -1,4 +1,4 @@
-"""Measure the cost of durability: a server with log, envelopes and store beside a plain one.
+"""Measure the cost of durability: a server with log, envelopes and store, compared with a plain server.
 
     python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute

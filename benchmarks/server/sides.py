@@ -77,7 +77,7 @@ def compared(
 ) -> Compared:
     """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens.
 
-    `start`: the number of the first prompt, chosen so that the prompts are new to both servers.
+    `start`: all prompts have larger numbers. Choose `start` so that the prompts are new to both servers.
     """
     from benchmarks.server.clients import Load, load
 

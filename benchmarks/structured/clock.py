@@ -16,8 +16,9 @@ from benchmarks.structured.sides import Case, Refused, Rows, Side
 STEPS = 20  # number of steps that `apart` times for each batch
 SLOW_NS = 200_000_000  # a schema whose compilation takes longer on a side is compiled only once on that side
 
-# Keyed by (side, case, kind). Kind "compile": ns. Kinds "new" and "known": ns of each token in all answers.
-# Kind "over" marks a case with an answer that the side does not allow.
+# Keyed by (side, case, kind). Kind "compile": ns of the compilation. Kinds "new" and "known": ns of each
+# token in all answers, first in a newly compiled grammar, then in the same answers again. Kind "over" marks a
+# case with an answer that the side does not allow.
 Times = dict[tuple[str, str, str], Any]
 Kept = dict[tuple[str, str], Any]  # the compiled grammar, keyed by (side, case)
 

@@ -20,15 +20,16 @@ class Case:
 
 
 def of_suite(folder: Path) -> Iterator[Case]:
-    """Yield the cases of a JSON-Schema-Test-Suite checkout for every draft. A group is a draft with a
-    keyword, or a draft with "optional" for files about optional behaviour. Schemas without $schema get the
-    $schema of their draft.
+    """Yield the cases of a JSON-Schema-Test-Suite checkout for every draft. A group names the draft and the
+    keyword, or the draft and "optional" for files about optional behaviour. A schema without $schema gets its
+    draft's $schema if the draft is older than 2019-09.
     """
     for draft in sorted(path for path in (folder / "tests").iterdir() if path.is_dir()):
         for path in sorted(draft.rglob("*.json")):
             inside = path.relative_to(draft)
             kind = inside.parent.as_posix().replace("optional/format", "optional format")
-            # This file treats a format as an annotation only; the engines enforce it, as most users expect.
+            # In format.json a format is only an annotation. The engines enforce formats, as most users
+            # expect, so this file counts as optional.
             if inside.as_posix() == "format.json":
                 kind = "optional"
             group = f"{draft.name} {path.stem if kind == '.' else kind}"
@@ -39,7 +40,7 @@ def of_suite(folder: Path) -> Iterator[Case]:
 
 
 def _with_draft(schema: Any, draft: str) -> Any:
-    """Return the schema with a $schema, which alone identifies drafts before 2019-09."""
+    """Return the schema, with a $schema for drafts before 2019-09, which only $schema identifies."""
     old = {"draft3": "03", "draft4": "04", "draft6": "06", "draft7": "07"}
     if draft not in old or not isinstance(schema, dict) or "$schema" in schema:
         return schema
@@ -48,7 +49,7 @@ def _with_draft(schema: Any, draft: str) -> Any:
 
 def of_maskbench(folder: Path) -> Iterator[Case]:
     """Yield the cases in a folder in MaskBench's format, which has one file per schema. The group is the
-    file's name up to the first `---`, or else without the number at its end.
+    file's name up to the first `---`, or without its final number if the name has no `---`.
     """
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())

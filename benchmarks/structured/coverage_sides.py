@@ -98,7 +98,7 @@ class Ours(_OfLLGuidance):
             self._backend = LLGuidance(
                 lambda: vocabulary.tokens, vocabulary.encode, special, [vocabulary.eos], len(vocabulary), 1
             )
-            # the first compilation converts the vocabulary
+            # Compile once before the timing, because the first compilation converts the vocabulary.
             self._backend.compile(grammar_of({"type": "json_object"}))
 
     def judge(self, schema: Any) -> Accepts:
@@ -196,7 +196,7 @@ class BareXGrammar:
 
 
 class OursByXGrammar:
-    """mmengine with the grammar backend xgrammar; only verdicts are available."""
+    """mmengine with the grammar backend xgrammar. This side has verdicts, but no times."""
 
     def __init__(self, vocabulary: Vocabulary | None = None):
         held = Bytes()
@@ -223,7 +223,7 @@ class OursByXGrammar:
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Return mmengine with `Bounds.ordered` set to `ordered`; only verdicts are available."""
+    """Return mmengine with `Bounds.ordered` set to `ordered`. This side has verdicts, but no times."""
     return Ours(None, ordered)
 
 

@@ -13,7 +13,7 @@ from benchmarks.structured.vocabulary import Vocabulary
 VERDICTS = ("exact", "refused", "over", "under", "crashed")
 BEGIN_S = 120  # maximum time to start a worker, which converts the vocabulary
 TOO_LONG = "took more than"
-MAX_WALKED = 2_000  # tokens in an answer whose masks are timed
+MAX_WALKED = 2_000  # maximum mask times kept per answer
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Worker:
             return Found("crashed", f"the process ended with {code}")
 
     def _begin(self) -> None:
-        context = multiprocessing.get_context("fork")  # the vocabulary is read only once
+        context = multiprocessing.get_context("fork")  # fork shares the vocabulary that is already read
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, self._name, self._vocabulary), daemon=True

@@ -1,4 +1,4 @@
-"""Measure whether the confidences of fields are calibrated: how often fields with a confidence are right.
+"""Measure whether field confidences are calibrated: how often fields with a given confidence are right.
 
     python -m benchmarks field_calibration
 
@@ -6,10 +6,10 @@ Two models answer greedily, with a schema: the embedded checkpoint describes sce
 sharp and blurred, and SmolLM2-135M-Instruct (build/smollm2) reads forms. The truth is known, because scenes
 and forms are drawn at random. A field is right if the truth has the same value under the same JSON pointer.
 
-For each kind of field: the number of fields, the share that is right, the mean `p`, and the expected
-calibration error. For this error the fields are sorted into ten bins of `p`. The distances between a bin's
-share of right fields and its mean `p` are averaged, weighted by the bin's size. AUROC: the probability that a
-right field has a higher `p` than a wrong one.
+For each kind of field the tables show the number of fields, the share of right fields, the mean confidence
+`p`, and the expected calibration error. For this error the fields are sorted into ten bins of `p`. The
+distances between a bin's share of right fields and its mean `p` are averaged, weighted by the bin's size.
+AUROC: the probability that a right field has a higher `p` than a wrong one.
 
     --count N      pictures of each sharpness, and forms (default 400)
     --quick        40 of each
@@ -37,7 +37,7 @@ from mmengine.serve.prompt.prompt import Prompt  # noqa: E402
 from mmengine.structured_output.request.spec import grammar_of  # noqa: E402
 
 BINS = 10
-BLUR = 3.0  # pixels of 96
+BLUR = 3.0  # pixels, for pictures with a side of 96 pixels
 SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2"
 WIDTH, MARGIN = 200, 34  # of a diagram, in pixels
 
@@ -92,7 +92,9 @@ def calibration_error(fields: list[Field]) -> float:
 
 
 def auroc(fields: list[Field]) -> float:
-    """Return the probability that a right field has a higher `p` than a wrong field; NaN without both."""
+    """Return the probability that a right field has a higher `p` than a wrong field; NaN if either kind is
+    missing.
+    """
     ranked = sorted(fields, key=lambda field: field.p)
     rank_sum, at = 0.0, 0
     while at < len(ranked):

@@ -4,11 +4,12 @@
 
 16 rows decode with a schema, on half a billion random weights in bfloat16, with one thread. Answers with and
 without `field_confidence` take turns; every second round runs them in reverse order. The result is the
-process's CPU time per decode step, after the first. Without confidences a greedy row needs no mask, so the
-difference includes the masks.
+process's CPU time per decode step, without the first step. Without confidences a greedy row needs no mask, so
+the difference includes the masks.
 
-The model's tokenizer has few tokens. Therefore a second table times the sampler's work alone on dense masks
-over larger vocabularies, as inside a string, and divides it by the time of the step.
+The model's tokenizer has few tokens. Therefore a second table times the sampler's work alone over larger
+vocabularies, and divides this time by a decode step's time. The masks allow most tokens, as inside a JSON
+string.
 
     --rounds N     rounds (default 10)
     --quick        3 rounds

@@ -46,8 +46,8 @@ def as_tool(function: dict) -> dict:
 
 
 def _cast(schema: dict) -> None:
-    """Convert the types in a property as far down as bfcl-eval does: an object's properties, otherwise two
-    levels of items.
+    """Convert the types in a property as deeply as bfcl-eval does: `properties` recursively, and otherwise
+    two levels of `items`.
     """
     schema["type"] = TYPES.get(schema.get("type", "string"), "string")
     if schema["type"] not in ("array", "object"):

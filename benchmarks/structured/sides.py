@@ -138,7 +138,8 @@ class Following(Ours):
 
 
 class FollowingRows:
-    bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)  # a token that is not allowed fails in `advance`
+    # All tokens; `advance` raises for a token that is not allowed.
+    bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)
 
     def __init__(self, matchers: RowMatchers, count: int):
         self._matchers, self._count = matchers, count
@@ -154,7 +155,9 @@ class FollowingRows:
 
 
 class BareLLGuidance:
-    """llguidance with single matchers, which on one core are faster than its executor."""
+    """llguidance with single matchers, which on one core are faster than its executor. `gated`: compile the
+    normalized schema instead of the user's schema.
+    """
 
     def __init__(self, vocabulary: Vocabulary, gated: bool):
         self.name = "llguidance" if gated else "llguidance, raw schema"

@@ -9,8 +9,8 @@ do the same work in turn; every second round runs the sides in reverse order. Th
 token and step of 64 rows is the minimum over the rounds, because other load only makes a side slower. p50 and
 p99 are taken over the schemas, the tokens, and the steps.
 
-    --vocabulary FILE  tekken_240911.json from the package mistral-common, if it is not installed;
-                       or a .gguf file
+    --vocabulary FILE  tekken_240911.json from the package mistral-common (default: from the installed
+                       package), or a .gguf file
     --rounds N         rounds (default 7)
     --quick            one round, every fourth schema
     --json             print the targets as a last line of JSON

@@ -73,7 +73,7 @@ class Decoded:
 
 class Ways:
     """An engine without drafts, and an engine that verifies all drafts, even where the default policy would
-    not. Each run is cold.
+    not. No run reuses cache entries from an earlier run.
     """
 
     def __init__(self):

@@ -6,8 +6,9 @@
     --schemas DIR      schemas in MaskBench's format (coverage_cases.py), one file per schema
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
-    --budget N         tokens per answer; an answer that must be completed gets the number of tokens of the
-                       grammar's shortest text, or half as many more for each further round
+    --budget N         tokens per answer that may be cut; an answer that must be completed gets as many
+                       tokens as the grammar's shortest text, and half as many more for each further round
+                       and at temperature 1.3
     --rounds N         answers for each schema in each of the four ways, with different random numbers
     --ordered N        Bounds.ordered; 0: keys in any order
     --verbose          print every invalid answer to stderr, with its reason

@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import Split
 
 from mmengine.checkpoint.gguf.model import GGUFModel
 
-FILE = "tekken_240911.json"  # the file with the most tokens
+FILE = "tekken_240911.json"  # mistral-common's file with the most tokens
 MISSING = f"""no vocabulary: install mistral-common (a wheel of 7 MB) into a separate folder, since next to
 transformers it would require its dependencies, and name its file:
     pip install --no-deps mistral-common --target FOLDER
@@ -82,8 +82,8 @@ class Tekken:
         return [len(self.special_ids) + rank for word in words for rank in self._ranks_of(word)]
 
     def _ranks_of(self, word: bytes) -> list[int]:
-        """Return the ranks of the word's byte-pair tokens: of all neighbours, the pair with the lowest rank
-        is merged first.
+        """Return the ranks of the word's byte-pair tokens. Each merge takes the adjacent pair with the lowest
+        rank.
         """
         if word in self._ranks:
             return [self._ranks[word]]
@@ -99,7 +99,7 @@ class Tekken:
 
 
 class Gguf:
-    """The vocabulary of a .gguf file. Ids that have no token count as special."""
+    """The vocabulary of a .gguf file. Ids without a token are special ids too."""
 
     def __init__(self, path: Path):
         model = GGUFModel(path)
@@ -159,8 +159,8 @@ def load(path: Path) -> Vocabulary:
 
 
 def find(given: Path | None) -> Path:
-    """Return the given file, or an installed mistral-common's; end the process with instructions if neither
-    exists.
+    """Return the given file, or the file in an installed mistral-common. If neither exists, end the process
+    with instructions.
     """
     if given is not None:
         return given

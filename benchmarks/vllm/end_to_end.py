@@ -3,8 +3,8 @@
     build/vllm/bin/python -m benchmarks.vllm.end_to_end [--requests 48] [--rounds 5]
 
 Both engines are in this process and answer the same prompts in turns, all prompts at once. The prompts have
-texts and images, and no answer needs a grammar. "wall" and "CPU" are the medians over the rounds. The answers
-of both engines are compared too.
+texts and images, and no answer needs a grammar. The printed rates, in tokens per second and per CPU second,
+are medians over the rounds. The answers of both engines are compared too.
 """
 
 import argparse

@@ -43,8 +43,9 @@ EAGLE = {"method": "eagle3", "model": str(DRAFT_HEAD), "num_speculative_tokens":
 LORA = {"enable_lora": True, "max_loras": NUM_LORAS - 1, "max_lora_rank": LORA_RANK}
 PRIORITY = {"scheduling_policy": "priority"}
 RULES, SOME_LORA = "vLLM's rules", "LoRA for some"
-# Adapters of each setting's requests; 0 is none. vLLM's CPU build computes requests without an adapter, in a
-# batch with adapters, with the last of the max_loras slots, so that slot must stay empty.
+# Adapter numbers for each setting's requests; 0: no adapter. If other requests in a batch have adapters,
+# vLLM's CPU build computes a request without an adapter with the last of the max_loras slots. This slot must
+# therefore stay empty.
 ADAPTERS = {"LoRA": range(1, NUM_LORAS + 1), SOME_LORA: range(NUM_LORAS + 1)}
 SETTINGS: dict[str, dict[str, VllmObject]] = {
     "plain": {},
@@ -170,7 +171,7 @@ def compare(setting: str, number: int, folder: Path) -> bool:
             return not sides
         sides.append(side)
     theirs, ours = sides
-    common = theirs.answers.keys() & ours.answers.keys()  # an abort may come before or after an end
+    common = theirs.answers.keys() & ours.answers.keys()  # a request may finish on a single side
     equal = sum(theirs.answers[key] == ours.answers[key] for key in common)
     report = verify(folder / "log", invariants=True)
     verdict = "verifies" if report.divergence is None else f"DIVERGED: {report.divergence}"

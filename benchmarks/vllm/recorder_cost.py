@@ -5,11 +5,11 @@
 
 Both schedulers get the same requests and the same tokens. vLLM's Scheduler and AsyncScheduler are both
 measured; AsyncScheduler decides each step before the last step's tokens are back. All rows are always taken:
-when a request ends, a new request takes its row. Existing objects are frozen for the garbage collector, as
-vLLM's engine does. "inside" is the CPU time of the recorder's own methods, in the scheduler's thread and in
-the thread that writes, without the time that the clock takes. It varies less than the difference of the two
-classes. Requests that end are freed in the recorder, so "inside" contains some time that the plain class
-spends itself.
+when a request ends, a new request takes its row. gc.freeze exempts existing objects from garbage collection,
+as in vLLM's engine. "inside" is the CPU time of the recorder's own methods, in the scheduler's thread and in
+the thread that writes, without the time to read the clock. "inside" varies less than the difference between
+the two classes. Finished requests are freed inside the recorder's methods, so "inside" includes some time
+that the plain class spends too.
 """
 
 import argparse

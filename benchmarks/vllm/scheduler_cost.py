@@ -3,8 +3,8 @@
     build/vllm/bin/python -m benchmarks.vllm.scheduler_cost [--steps 400] [--rows 16 256 1024] [--log FOLDER]
 
 The time is the CPU time of `schedule` and `update_from_output` in steps in which every row decodes one token.
-With mmengine it includes the translation into SchedulerOutput and vLLM's outputs, and with --log the event
-log. The floor is the time to make vLLM's output objects alone, which any scheduler in Python pays.
+mmengine's time includes the translation into vLLM's SchedulerOutput and EngineCoreOutputs, and with --log the
+event log. The floor is the time to create only vLLM's output objects, which any scheduler in Python needs.
 """
 
 import argparse

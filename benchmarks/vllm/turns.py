@@ -14,7 +14,7 @@ class Side(Protocol):
 def turns(sides: Sequence[Side], steps: int, size: int) -> Iterator[tuple[float, float]]:
     """Yield both sides' mean CPU time of a step, in microseconds, for each turn of `size` steps.
 
-    The sides begin turns alternately.
+    The side that runs first alternates from turn to turn.
     """
     for turn in range(steps // size):
         spent = [0.0, 0.0]

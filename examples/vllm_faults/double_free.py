@@ -2,8 +2,9 @@
 
     python -m examples.vllm_faults.double_free [LOG]
 
-A prefix block has a reference of each request that shares it. The second `free` takes the reference of
-another running request, so the block counts as free and is given to a third request, which overwrites it.
+Each request that shares a prefix block holds a reference to the block. The second `free` drops another
+running request's reference. The block then counts as free and goes to a third request, which overwrites its
+contents.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -20,7 +21,7 @@ class FreesTwice(Scheduler):
 
 def record():
     """Record random requests on this class, and return the log's folder."""
-    # Lazy, so that a written test can import the class without mmengine.
+    # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import record_random_requests
 
     return record_random_requests(FreesTwice, 1)

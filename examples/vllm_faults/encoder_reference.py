@@ -18,7 +18,7 @@ class KeepsReferences(Scheduler):
 
 def record():
     """Record random requests on this class, and return the log's folder."""
-    # Lazy, so that a written test can import the class without mmengine.
+    # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import new_log
     from examples.vllm_faults.served_script import random_images, serve
 

@@ -30,7 +30,7 @@ class LosesRows(Scheduler):
 
 def record():
     """Record random requests on this class, and return the log's folder."""
-    # Lazy, so that a written test can import the class without mmengine.
+    # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import record_random_requests
 
     return record_random_requests(LosesRows, 1, max_num_seqs=3)

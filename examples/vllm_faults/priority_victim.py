@@ -2,10 +2,10 @@
 
     python -m examples.vllm_faults.priority_victim [LOG]
 
-vLLM preempts the running request with the largest priority value, the newest first. With the fault it
-preempts the request that was admitted last, as under the policy "fcfs". The waiting queue still has the order
-of priorities. So a request with the best priority that was admitted last loses its blocks to a request with a
-worse priority.
+vLLM preempts the running request with the largest priority value, and among equal values the newest request.
+With the fault it preempts the request that was admitted last, as under the policy "fcfs". The waiting queue
+is still sorted by priority. So a request with the best priority that was admitted last loses its blocks to a
+request with a worse priority.
 """
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -15,12 +15,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 class PreemptsTheNewest(Scheduler):
     def __init__(self, *args, **more):
         super().__init__(*args, **more)
-        self.policy = SchedulingPolicy.FCFS  # the queue was made before, by the configured policy
+        self.policy = SchedulingPolicy.FCFS  # the queue already exists, for the configured policy
 
 
 def record():
     """Record random requests on this class, and return the log's folder."""
-    # Lazy, so that a written test can import the class without mmengine.
+    # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import record_random_requests
 
     return record_random_requests(PreemptsTheNewest, 1, scheduling_policy="priority")

@@ -19,7 +19,7 @@ def recording_class(fault):
 
 
 def new_log():
-    """Return the folder of the next log, which the recorder creates: the first argument, or a new one."""
+    """Return the folder for the recorder's next log: the script's first argument, or a new folder."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp()) / "vllm.log"
     os.environ["MMENGINE_LOG"] = str(folder)
     return folder
@@ -33,7 +33,9 @@ def mmengine_log(verb, folder, *options):
 
 
 def record_random_requests(fault, seed, **settings):
-    """Record random requests, see `drive`, and return the log's folder. A fault may fail an assertion."""
+    """Record the random requests of `drive`, and return the log's folder. A fault may break an assertion of
+    vLLM, which ends the recording.
+    """
     folder = new_log()
     try:
         number, preempted = drive(recording_class(fault), seed, **settings)

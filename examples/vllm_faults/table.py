@@ -38,8 +38,8 @@ FORMAT = "{:<19}{:<24}{:>5}{:>10}{:>6}{:>12}{:>9}{:>7}"
 
 
 def minimized(fault, log, out, seconds):
-    """Return what `mmengine log minimize --json` prints. The command also writes a test, and runs the test on
-    both classes.
+    """Minimize a log, and return the JSON that `mmengine log minimize --json` prints. The command also writes
+    a test, and runs the test on the faulty class and on vLLM's own class.
     """
     name = f"examples.vllm_faults.{fault}:{FAULTS[fault]}" if FAULTS[fault] else "vllm"
     options = ["--with", name, "--seconds", str(seconds), "--json"]
@@ -49,7 +49,9 @@ def minimized(fault, log, out, seconds):
 
 
 def row(fault, folder, seconds):
-    """Record and minimize one fault. Returns the table's row and whether all is well."""
+    """Record and minimize one fault. Returns the table's row, and whether the fault was named and minimized
+    within the limits.
+    """
     sys.argv[1:] = [str(folder / fault)]
     begin, cpu_begin = time.monotonic(), time.process_time()
     with redirect_stdout(StringIO()):

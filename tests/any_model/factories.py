@@ -53,8 +53,8 @@ class Factory:
     """How to write an architecture's checkpoint.
 
     `model`: builds the model from the special tokens' ids. `processor`: builds the processor from the
-    tokenizer, or None for a text model. `seed`: the seed for the weights; not 0 if the model then repeats a
-    few tokens.
+    tokenizer, or None for a text model. `seed`: the weights' seed; not 0 for a model that repeats a few
+    tokens with seed 0.
     """
 
     words: Words

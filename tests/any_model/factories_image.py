@@ -1,5 +1,5 @@
-"""Factories for image-text architectures whose processors run without torchvision: an image is one run of
-tokens in the prompt, or is cut into tiles.
+"""Factories for image-text architectures whose processors run without torchvision. An image is a single run
+of tokens in the prompt, or is cut into tiles.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,7 +133,8 @@ def pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids],
 
 
 def _got_ocr(ids: Ids) -> torch.nn.Module:
-    # The processor always writes 256 placeholders: 64 x 64 patches, of which 4 x 4 become an embedding.
+    # The processor always writes 256 placeholders: the tower has 64 x 64 patches, and each square of 4 x 4
+    # patches becomes an embedding.
     vision = {
         "hidden_size": 32,
         "output_channels": 16,

@@ -1,4 +1,4 @@
-"""The plugin contract for the fallback plugin, over the factories of this folder."""
+"""The plugin contract for the fallback plugin mmengine_transformers, with the factories in this folder."""
 
 import base64
 import io
@@ -46,12 +46,12 @@ KINDS = {
 
 
 class HostedContract(PluginContract):
-    """A subclass sets `kind`, a name of the catalogue."""
+    """Base class of the contract's tests. A subclass sets `kind`, a name in the catalogue."""
 
     plugin = plugin
     kind: ClassVar[str] = ""
     refused = {"architectures": [], "model_type": "of_nothing"}
-    # transformers' modules and processors import torch.
+    # Disabled, because transformers' modules and processors import torch.
     test_the_processor_starts_without_torch = None
 
     def __init_subclass__(cls) -> None:
@@ -147,7 +147,9 @@ class HostedContract(PluginContract):
         assert verify(tmp_path / "log").ok
 
     def test_an_item_above_the_token_budget_is_refused(self, made):
-        """A model that computes an image or a prompt in one step refuses a longer one at admission."""
+        """A model that computes an image or a prompt in one step refuses items above the token budget at
+        admission.
+        """
         if self.kind not in WHOLE_PROMPT and self.kind not in ATOMIC:
             pytest.skip("an item may be split over steps")
         with self._engine(made, {"block_size": 4, "token_budget": 8, "max_num_seqs": 4}) as engine:

@@ -70,7 +70,7 @@ def write_page(path: Path, rows: Sequence[Row], checks: Sequence[str], version: 
 
 
 def set_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, but for a class that a contract checkpoint ran, only the contract's rows."""
+    """Return the rows. If a contract checkpoint ran a class, only its contract rows remain."""
     ran = {row.architecture for row in rows if row.cells}
     return [row for row in rows if row.cells or row.architecture not in ran]
 

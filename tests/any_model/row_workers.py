@@ -1,6 +1,6 @@
 """Computes rows in forked processes, each with a limit of time and memory.
 
-A row that exceeds a limit or crashes ends with its process, and the table says so.
+If a row exceeds a limit or crashes, its process ends, and the table says so.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Read the row after the row whose chunk reaches an image: an IndexError if that row is the last."""
+"""Read the row after the row whose chunk reaches an image, which raises an IndexError at the last row."""
 
 from mmengine.core.decide import running
 

@@ -2,7 +2,7 @@
 
 from mmengine.encoder_cache.cache import EncoderCache
 
-# several rows share a step, so several images are partly computed
+# Short chunks let several rows share a step, so several images are partly computed.
 SETTINGS = {"long_prefill_token_threshold": 24}
 _release = EncoderCache.release
 

@@ -1,5 +1,5 @@
-"""Write a log with one of the bugs in this folder: 1,000 requests, some with shared images, in a pool that is
-often too small.
+"""Write a log with one of the bugs in this folder: 1,000 requests, some with shared images, in a KV pool that
+is often too small.
 
 python examples/debugging/bugs/night.py victim victim.log
 
