@@ -40,8 +40,8 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_the_longest_waiting_request():
-    """While a request waits for a place, a running adapter admits no request that arrived long after the
-    waiting request. Of two running adapters, the adapter whose last request began first leaves.
+    """While a request waits for a place, a request for a running adapter is not admitted if it arrived long
+    after the waiting request. Of two running adapters, the adapter whose last request began first leaves.
     """
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
@@ -134,8 +134,8 @@ def test_no_adapter_starves_beside_hot_ones(seed):
 
 
 def steps_until_cold(seed, hot=2, **settings):
-    """Submit a request for one of `hot` adapters in each step. Return after how many steps a request for
-    another adapter starts; 200 if it did not start in 200 steps.
+    """Return the number of steps until a request for another adapter starts, while each step brings a request
+    for one of `hot` adapters. Return 200 if the request does not start in 200 steps.
     """
     rng = random.Random(seed)
     places, room = rng.choice([1, 2]), rng.choice([20, 100])
@@ -155,7 +155,8 @@ def steps_until_cold(seed, hot=2, **settings):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_request_waits_at_most_for_earlier_requests_and_a_place(seed):
-    # Requests before it, and requests that may overtake it. In the worst case they run one after the other.
+    # `before` counts earlier requests, and requests that may overtake the cold request. In the worst case all
+    # these requests run one after the other.
     before = 12 + 4
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)

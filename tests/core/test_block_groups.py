@@ -266,7 +266,7 @@ def test_most_blocks_bounds_random_rows():
             for row in state.running.tolist():
                 count = int(state.num_blocks[row])
                 total = count + len(state.windows.held_by(row, count))
-                # A row in flight twice holds two chunks.
+                # A row in two steps in flight holds two chunks.
                 chunk = config.token_budget * config.max_in_flight
                 assert total <= most_blocks(
                     config.block_groups, count * config.block_size, config.block_size, chunk

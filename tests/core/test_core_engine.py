@@ -75,7 +75,7 @@ def test_after_so_many_failures_a_request_ends_with_the_error(max_retries, failu
 
 
 def test_requests_that_were_not_in_the_failed_step_are_unharmed():
-    """Two rows, and a token budget that leaves the second row out of the failing step."""
+    """The token budget has no room for the second row in the failing step, so only the first row fails."""
     bench = Bench(token_budget=8, encoder_budget=6, max_retries=0, fault=failing(1))
     a = request("a", 24, media=[image(1, 0, 5), image(2, 6, 5)])
     b = request("b", 20)
@@ -102,7 +102,7 @@ def test_blocks_and_features_of_a_failed_step_are_no_hits():
 
 
 class FailsAfterEncoding(SimulatedExecutor):
-    """Fails in the first two steps after the features were encoded."""
+    """Fails in steps 0 and 1, after the step has encoded its features."""
 
     def _write(self, plan):
         if plan.step in (0, 1):

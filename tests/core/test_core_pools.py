@@ -47,7 +47,7 @@ def test_free_list_against_a_deque(operations):
 
 
 def test_free_list_through_many_rounds():
-    """The free list's arrays must be compacted several times in so many rounds."""
+    """In 3,000 rounds the free list must compact its arrays several times."""
     rng = np.random.default_rng(3)
     free_list, line = FreeList(40), deque(range(1, 40))
     for _ in range(3000):

@@ -120,7 +120,7 @@ def replay_operations(operations, collisions):
 
 
 def one_by_one(index, rows, extras):
-    """Return the same as `find_first`, but find one block after the other."""
+    """Return the blocks that `find_first` must return, from a call to `find` for each block."""
     found, parent = [], ROOT
     for place, tokens in enumerate(rows):
         block = find(index, parent, tokens, extras.get(place, b""))
@@ -186,7 +186,7 @@ def test_a_collision_costs_a_miss(monkeypatch):
 
 
 def test_extras_that_begin_alike_do_not_collide():
-    """The extra digests of blocks with several small images, whose first image is the same."""
+    """Blocks with several small images and the same first image have extra digests that begin alike."""
     index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
     extras = [b"first image" + second for second in (b"", b"one", b"two")]
     content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]

@@ -352,8 +352,8 @@ def test_a_requests_features_are_not_evicted_for_its_next_image():
 
 
 def test_a_row_that_waits_for_room_lets_others_run():
-    """The encoder cache has room for one image. While a's image is there, b waits for its own image,
-    and c runs.
+    """The encoder cache has room for one image. While the cache holds an image of request a, request b waits
+    for room, and request c runs.
     """
     bench = Bench(token_budget=6, encoder_cache_size=6, max_num_seqs=3)
     requests = [

@@ -21,7 +21,7 @@ from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
-# Fields of State that are neither in PLAIN nor in NAMES nor columns.
+# Fields of State that are not in PLAIN, not in NAMES, and no columns.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),

@@ -22,9 +22,9 @@ MOST = 6
 
 
 class Drafting(SimulatedExecutor):
-    """Proposes MOST drafts for each row. If all earlier drafts are right, a draft is right with the
-    probability `acceptance`, by a hash over its position. Making a draft takes `draft_ns`, which is part of
-    the step's time.
+    """Proposes MOST drafts for each row. If all earlier drafts are right, a draft is right with probability
+    `acceptance`. A hash of the draft and its position decides. Making a draft takes `draft_ns`, which is part
+    of the step's time.
     """
 
     def __init__(self, config, cost, acceptance, draft_ns=0):
@@ -109,8 +109,8 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_decided_before_drafting_counts_as_plain():
-    """Whether a step counts as plain depends on the draft level with which it was dispatched. With two
-    steps in flight, the level may have changed since.
+    """A step is measured as a step without drafts only if no drafter was on when the step was dispatched.
+    With two steps in flight, the draft level may have changed since.
     """
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
@@ -180,7 +180,7 @@ def test_a_few_long_steps_change_no_decision():
 
 def test_a_drafts_cost_sets_the_chance_that_it_needs():
     # 8 drafts took 100 us more than no drafts, 12.5 us each, and each of the 12 tokens took 16.7 us. The
-    # chance is a third of 12.5 / 16.7.
+    # chance is a third of 12.5 / 16.7, because drafts share some cost.
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0
     assert costs_of(4, 10**9, 4).least_chance(4, ALL_DRAFTERS) == ONE // 2

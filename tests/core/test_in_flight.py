@@ -233,8 +233,8 @@ def test_a_failed_step_voids_the_step_after_it():
 
 
 def test_no_request_is_preempted_while_a_step_runs():
-    """While a step has the victim's row, its blocks do not become free. So the engine waits for the steps in
-    flight first.
+    """While a step in flight has the victim's row, the row's blocks do not become free. So the engine first
+    waits for all steps in flight.
     """
     bench = Overlapping(
         num_blocks=10, max_model_len=36, admission_reserve="none", enable_prefix_caching=False

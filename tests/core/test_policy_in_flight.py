@@ -1,5 +1,5 @@
-"""Compares the policies, with two steps in flight, with a simple model: which request is preempted, its
-position in the queue, the order of admissions, and that no request is preempted while a step runs.
+"""Compares the policies to a simple model while two steps are in flight: the preempted request, its position
+in the queue, and the order of admissions. No request may be preempted while a step runs.
 """
 
 import random
@@ -81,7 +81,7 @@ def follow(seed):
     for step in range(600):
         if step < 20 and rng.random() < 0.7 and len(core.state.waiting) < config.max_waiting:
             request = small_request(rng, f"r{step}", config, grammars=0.2, like=last)
-            request = replace(request, tenant="")  # a policy orders the requests of one tenant
+            request = replace(request, tenant="")  # a Follower does not know tenants
             last = request if not request.group else last
             core.submit(request)
             if request.grammar is not None:

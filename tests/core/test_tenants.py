@@ -88,7 +88,9 @@ def test_fairness_preempts_nothing():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_tenants_that_wait_are_served_equally(seed):
-    """While two tenants wait, their tokens differ by at most what the running rows can still compute."""
+    """While two tenants wait, their token counts differ by at most the tokens that the running rows can still
+    compute.
+    """
     rng = random.Random(seed)
     rows = rng.randint(1, 6)
     bench = Bench(max_num_seqs=rows, max_waiting=1000, num_blocks=257, max_in_flight=rng.choice([1, 2]))

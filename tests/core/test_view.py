@@ -11,8 +11,8 @@ from mmengine.core.state.digest import state_digest
 from mmengine.core.state.view import View
 from tests.core.small_engine import Bench, image, request
 
-# Writes of `view_types.py`, where mypy refuses each. The view also refuses at run time those without a mark
-# ("a list", "a request").
+# The writes in `view_types.py`, which mypy refuses, except lines with a mark ("a list", "a request"). The
+# view also refuses these writes at run time.
 _TYPES = Path(__file__).with_name("view_types.py").read_text()
 WRITES = re.findall(r"^    (.+?)  # type: ignore$", _TYPES, re.MULTILINE)
 

@@ -14,7 +14,8 @@ from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.window_blocks import WindowTables
 
 SIZE = 4
-# Missing blocks: all blocks from an index on ("end"), all blocks before an index ("start"), or single blocks.
+# Missing blocks: all blocks from an index on ("end"), all blocks before an index ("start"), or random blocks
+# ("few", "many").
 MISSING = st.sampled_from(["few", "many", "end", "start"])
 
 

@@ -79,8 +79,8 @@ def small_config(rng: random.Random) -> EngineConfig:
 
 
 def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
-    """Return `config` with one to three groups of layers with windows, and with a pool that just holds the
-    longest request and sometimes more. None: the settings do not support block groups.
+    """Return `config` with one to three groups of layers with windows, and with a pool that has just enough
+    blocks for the longest request, or more. Returns None if the settings do not support block groups.
     """
     if config.compat or config.num_state_slots or config.lookahead_tokens:
         return None
@@ -189,7 +189,7 @@ class Watched:
         self.inner.dispatch(plan)
 
     def _read_blocks(self, plan: StepPlan, group: int, table: np.ndarray) -> set[int]:
-        """Return the blocks of a group with a window that the plan reads or writes."""
+        """Return the blocks that the plan reads or writes in a group with a window."""
         first = self.state.windows.first_needed(plan.num_computed)[group]
         held = np.arange(table.shape[1]) >= first[:, None]
         held &= np.arange(table.shape[1]) < self.state.num_blocks[plan.rows][:, None]

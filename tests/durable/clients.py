@@ -20,7 +20,7 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-# fields that the client has no parameter for; `seed` only in the Responses API
+# Fields for which the client has no parameter. `seed` has none only in the Responses API.
 EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
@@ -174,7 +174,7 @@ class Round:
 
 
 def _named(body):
-    """Return the fields that the client names, and the rest in `extra_body`."""
+    """Return the call's keyword arguments: named parameters, and other fields in `extra_body`."""
     extra = {name: body[name] for name in EXTRA if name in body and (name != "seed" or "input" in body)}
     rest = {name: value for name, value in body.items() if name not in extra}
     return {"model": "mmengine-shapes", **rest, **({"extra_body": extra} if extra else {})}

@@ -2,8 +2,8 @@
 
 A kill point is `WHERE SIDE NUMBER`. WHERE is the kind of write, named by its calling functions. SIDE is
 `before`, `in` or `after`. NUMBER counts the writes of this kind from 1, since the process began or the plan
-was written. The process dies at the first point in the file `FOLDER/plan`, and removes the point first. It
-appends the WHERE of each write as a line to `FOLDER/trail`.
+was written. The process dies at the first point in the file `FOLDER/plan`. It removes this point from the
+file before it dies. It appends the WHERE of each write as a line to `FOLDER/trail`.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections import Counter
 
 SYSTEM = ("write", "replace", "ftruncate", "fsync", "fdatasync")
 IN_A_WRITE = "in"
-_note = os.write  # the function before it is replaced
+_note = os.write  # kept, because `install` replaces os.write
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
@@ -57,7 +57,7 @@ class Faults:
         return watched
 
     def _reached(self, where):
-        """Return on which side of this write to die, or None."""
+        """Return the side of this write on which the process must die, or None."""
         try:
             written_ns = self._plan.stat().st_mtime_ns
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Simulate a full disk while the file `FOLDER/full` exists.
 
-The log gets the system's errors, the store gets SQLite's, and a write to an answer file fails halfway. The
-log may use its reserve unless the file's text is "wholly".
+The log gets the system's errors, the store gets SQLite's, and a write to an answer file fails halfway. After
+the log has released its reserve, its writes succeed again, unless `FOLDER/full` contains "wholly".
 """
 
 import errno
@@ -68,7 +68,7 @@ def _fill_files(is_full):
 
 
 class _Torn:
-    """A file whose writes store half of the bytes and then fail while the disk is full."""
+    """A file. While the disk is full, each write stores half of the bytes and then fails."""
 
     def __init__(self, file, is_full):
         self._file, self._is_full = file, is_full

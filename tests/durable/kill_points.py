@@ -33,11 +33,11 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Return the kill points of each round, as a tuple: for the first process, and mostly for the next one.
+    """Return each round's kill points as a tuple: for the first process, and mostly for the next process.
 
     The next process must still reach the second point: the later a process dies, the less the next one
-    writes. `trail` is that of a process that did not die, and `behind` that of a process after an EARLY
-    death.
+    writes. `trail` has the writes of a process that did not die, and `behind` the writes of a process after
+    an EARLY death.
     """
     places, places_behind = _places(trail), _places(behind)
 
@@ -49,7 +49,7 @@ def paired(first, second, trail, behind):
         """Return the position in `trail` before which the first process must die."""
         where, number = _write(point)
         left = len(trail) - places_behind[where][number - 1] / LATE
-        if where not in places:  # writes of a process that resumes the rest
+        if where not in places:  # only a process that resumes makes these writes
             return left
         wanted = number if len(places[where]) <= MOST_OF_A_KIND else math.ceil(number / LATE)
         return min(left, places[where][-wanted]) if wanted <= len(places[where]) else 0

@@ -37,7 +37,7 @@ class Round(NamedTuple):
 
     @property
     def open(self):
-        """The calls without an answer at each kill."""
+        """How many calls had no answer at each kill."""
         return [sum(call["ended"] > kill for call in self.calls.values()) for kill in self.kills]
 
 
@@ -99,7 +99,7 @@ class Matrix:
     def kill_both(self):
         self.process.kill()
         self.process.wait()
-        self.kill()  # the kernel does so as well
+        self.kill()  # the kernel also kills the engine
 
     def wait_for_life(self, number):
         self.wait_for(lambda: self.num_lives > number)
@@ -190,8 +190,8 @@ def check_log(folder):
 
 
 def call_of(queued):
-    """Return the call that a queued request belongs to: a call may have several answers, prompts or batch
-    lines.
+    """Return the call to which a queued request belongs. A call has several requests if it has several
+    answers, prompts or batch lines.
     """
     name = (queued.group or queued.request_id).removesuffix("/0")
     return re.sub(r"^(batch_\w+)-\d+$|^(.*two-prompts.*)-\d$", r"\1\2", name)

@@ -46,7 +46,7 @@ SHORT = {
     29,
     30,
     43,
-}  # calls that end early, so that others are open while they are stored
+}  # calls that end early, so that their answers are stored while other calls are open
 SHORT_TOKENS = 12
 NUM_LINES, LINES = 8, 100  # lines of the batch, and the number of its first line
 
@@ -100,7 +100,9 @@ class _Calls:
         return SHORT_TOKENS if number in SHORT and not self._echo else MAX_TOKENS[self._echo]
 
     def said(self, number, text):
-        """Return the prompt that makes the engine answer `text`."""
+        """Return the prompt that makes the echo engine answer `text`, or the call's own text for the
+        checkpoint.
+        """
         return text if self._echo else self.text(number)
 
     def message(self, number, text=None, image=None):

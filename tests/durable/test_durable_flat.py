@@ -107,9 +107,7 @@ def resident_mb():
 
 
 def num_bytes(folder):
-    """Return the size of a log that is written meanwhile: a segment may be packed or deleted at any
-    moment.
-    """
+    """Return the size of a log in bytes, even if the writer packs or deletes a segment meanwhile."""
     total = 0
     for path in folder.glob("*.mm*"):
         with suppress(FileNotFoundError):

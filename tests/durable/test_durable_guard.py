@@ -92,7 +92,9 @@ main()
 
 @contextmanager
 def serving(folder, port, server=PACED, given=None):
-    """Run the supervisor's process. `server` is the code of the engine's process, `given` its socket."""
+    """Run the supervisor's process. `server` is the code of the engine's process, `given` the listening
+    socket.
+    """
     arguments = ["serve", "--port", str(port), "--log", str(folder / "log")]
     script = SUPERVISOR.format(server=server, arguments=arguments)
     command, fds = as_systemd([sys.executable, "-c", script], given)
@@ -199,7 +201,7 @@ def test_a_request_that_kills_the_process_fails_and_the_others_continue(tmp_path
 
 
 def test_kills_at_random_while_the_supervisor_lives(tmp_path):
-    """Sometimes a kill follows soon, so that it comes while the engine is loaded or resumes its log."""
+    """Some kills soon follow another kill, while the new process loads the engine or resumes the log."""
     port, chance, killed = free_port(), random.Random(19), []
     bodies = {
         f"q{number}": body_of(f"What is shape {number}?", max_tokens=200, ignore_eos=True, seed=number)

@@ -23,8 +23,8 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """Return the results of `run` for a folder and each part. Each part has its own log: calls that wait for
-    their clients wait again in each process, so one log for all would grow.
+    """Return the results of `run` for a folder and each part. Each part has its own log, because a log grows:
+    calls that wait for their clients wait again in each new process.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
@@ -110,8 +110,8 @@ def test_killed_before_and_after_each_kind_of_write(tmp_path):
 
 
 def told_to_end(one, chance, *points):
-    """Tell the process to end, and start it again afterwards. Returns its writes meanwhile, and its exit
-    code.
+    """Send SIGTERM to the server, and start the server again after its end. Returns the exit code, and the
+    writes after the signal.
     """
     found = []
 

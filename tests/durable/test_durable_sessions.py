@@ -1,4 +1,4 @@
-"""`mmengine serve --log` is killed with kill -9 while a camera sends frames. The next process has its
+"""`mmengine serve --log` is killed with kill -9 while a camera sends frames. The next process still has the
 sessions.
 """
 

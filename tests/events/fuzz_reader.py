@@ -2,8 +2,9 @@
 
 The fuzzer's bytes are read as a hostile segment. A reader must return records or raise CorruptLog, within
 bounded memory, and must never return two records with the same sequence. The records that the mode `strict`
-returns must also be returned in `tail`, and those in `tail` also in `salvage`. The mutator corrects most
-checksums, because random changes never would. So the code after the checksums is reached too.
+returns must also be returned in `tail`, and those in `tail` also in `salvage`. Random changes almost never
+give a right checksum. So the mutator corrects most checksums, and the fuzzer also reaches the code after the
+checksums.
 """
 
 import struct

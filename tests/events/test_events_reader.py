@@ -32,7 +32,7 @@ def single(tmp_path):
 
 @pytest.fixture
 def closed(tmp_path):
-    """Return the same log, closed by its writer."""
+    """Return the values of `single` for a log that its writer closed."""
     (path,) = segments(write_log(tmp_path / "closed", one_of_each()))
     return path, path.read_bytes(), one_of_each()
 

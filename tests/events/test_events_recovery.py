@@ -22,7 +22,7 @@ def names(folder, mode="tail"):
 
 @pytest.fixture
 def log(tmp_path):
-    """Write twelve records, three in each segment."""
+    """Return a log with twelve records, three in each segment."""
     folder = write_log(tmp_path / "log", NAMES, segment_bytes=320)
     assert [int(path.stem) for path in segments(folder)] == [0, 3, 6, 9]
     return folder

@@ -27,8 +27,8 @@ from tests.events.logs import one_of_each, read_events, segments, write_log
 
 class Disk:
     """Replaces a writer's system calls. `room`: how many bytes can still be written; None: no limit.
-    `fail_at`: the number of the call that fails. It raises OSError; a write stores half of its bytes and
-    returns a short count.
+    `fail_at`: the number of the call that fails.
+    A failing write stores half of its bytes and returns a short count; other calls raise OSError.
     """
 
     def __init__(self, monkeypatch, room=None, fail_at=None):

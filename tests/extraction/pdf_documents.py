@@ -42,7 +42,7 @@ def stream(data, more=b""):
 
 
 def write_encrypted(path):
-    """Write a document whose user password is not empty: no password matches these bytes."""
+    """Write an encrypted document that no password opens: its password entries are arbitrary bytes."""
     encrypt = b"<< /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>" % (b"ab" * 32, b"cd" * 32)
     identity = b"/Encrypt 4 0 R /ID [<00> <00>]"
     write_pdf(path, CATALOG, ONE_PAGE, page(), encrypt, trailer=identity)

@@ -212,7 +212,7 @@ def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills)
     before, _, _ = answers.read_bytes().rpartition(b"\n")
     assert before and (
         kills > 1 or len(before.splitlines()) < 10
-    )  # Several kills may follow the last answer.
+    )  # With several kills, the last kill may follow the last answer.
     assert call_cli(*words, "killed.jsonl", cwd=tmp_path).returncode == 0
     assert answers.read_bytes().startswith(before)
     assert rounded(tmp_path / "killed.jsonl") == rounded(tmp_path / "whole.jsonl")

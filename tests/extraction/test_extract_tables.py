@@ -45,7 +45,9 @@ HOSTILE = "</td><script>alert(1)</script>&\"'\u202e"
 
 
 def results_of(tmp_path, values, names=None, min_confidence=0.9, p=0.95, schema=TEXT, **fields):
-    """Return the results of a work folder with these answers; a str is an answer's text as it is."""
+    """Return the results of a work folder with the answers `values`. A str becomes an answer's text
+    unchanged.
+    """
     lines, answers = [], []
     for number, value in enumerate(values, 1):
         name = names[number - 1] if names else f"{number}.png"
@@ -256,7 +258,9 @@ def test_the_page_escapes_names_and_answers(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_lie_on_the_same_part_of_the_picture(tmp_path, orientation):
-    """The file is turned as EXIF says; the page shows it upright, with the box on the red part."""
+    """The file stores the picture turned, as EXIF says. The page shows the picture upright, with the box on
+    the red part.
+    """
     upright = Image.new("RGB", (100, 50), "white")
     upright.paste("red", (10, 20, 40, 30))
     exif = Image.Exif()

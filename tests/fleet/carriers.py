@@ -1,4 +1,4 @@
-"""Carriers, which bring messages to replicas in this process or in others. Tests can interrupt calls."""
+"""Carriers send messages to replicas in this process or in other processes. Tests can interrupt calls."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ class LocalCarrier:
     def __init__(self, *replicas: Replica):
         self.replicas = {each.name: each for each in replicas}
         self.leaving: set[str] = set()
-        self.calls: list[tuple[str, bytes]] = []  # routing key or replica, and data
-        self.delay_s = 0.0  # before each message
+        self.calls: list[tuple[str, bytes]] = []  # replica's name, and data
+        self.delay_s = 0.0  # pause before each message from a replica
         self._lost: dict[str, asyncio.Future] = {}
 
     def lose(self, name):

@@ -25,7 +25,7 @@ PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
-    """An executor that is closed while requests run: the requests stay in the log."""
+    """An executor that may be closed while requests run, so that the requests stay in the log."""
 
     pause_s = 0.004
 
@@ -63,8 +63,8 @@ def _has(log, core_id):
 
 
 class ServedFleet(Served):
-    """A server for a fleet. The carrier's replicas are closed with the server. `kept` is FleetEngine's
-    `durable`.
+    """A server for a fleet. The carrier's replicas are closed with the server. `kept` is passed to
+    FleetEngine as `durable`.
     """
 
     def __init__(self, root, carrier, kept, patience, **settings):
@@ -107,7 +107,7 @@ def fleet(root, names, executor_class=Leaving, **options):
 def killed(root, target):
     """Copy the folders as they would be if the ingress and all replicas were killed now.
 
-    The ingress's folder comes first, since a request is removed from it only after its answer is stored
+    The ingress's folder is copied first, since the ingress removes a request only after its answer is stored
     elsewhere.
     """
     requests = Path(INGRESS, REQUESTS)
