@@ -52,7 +52,7 @@ def _run(name, words, out, err) -> int:
     for fd, file in ((1, out), (2, err)):
         os.dup2(file.fileno(), fd)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", encoding="utf-8", closefd=False) for fd in (1, 2))
-    logging.root.handlers = []  # Those are pytest's.
+    logging.root.handlers = []  # Remove pytest's handlers.
     sys.argv = [name, *words]
     try:
         runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,6 +1,4 @@
-"""Compiled kernel libraries, one for each instruction set for which this machine can compile and run
-kernels.
-"""
+"""Opens the compiled kernel library for each instruction set that this machine can compile for and run."""
 
 import pytest
 

@@ -9,8 +9,8 @@ TRIES = 9
 def copied(log, target, *left_out):
     """Copy a log's folder without the entries that match a pattern in `left_out`.
 
-    A file may vanish before it is copied: it had a temporary name, or its replacement now exists. The copy
-    then starts again, up to 9 times.
+    The writer may rename or replace a file before the file is copied. The copy then starts again. There are
+    at most 9 attempts.
     """
     ignored = shutil.ignore_patterns("*.part", *left_out)
     for _ in range(TRIES - 1):

@@ -1,4 +1,4 @@
-"""A replica on a socket: python -m tests.fleet.replica_process FOLDER NAME."""
+"""Runs a fleet replica that listens on a Unix socket: python -m tests.fleet.replica_process FOLDER NAME."""
 
 import asyncio
 import sys

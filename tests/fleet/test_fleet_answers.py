@@ -35,7 +35,9 @@ FEW = ("three warm ones", "a form", "logprobs", "confidences")  # for tests that
 
 
 class Breaking:
-    """Interrupts two replicas in turn, with some probability at each message."""
+    """A carrier that calls two replicas in turn, and breaks a call with probability 0.15 at each Accepted or
+    Outputs message.
+    """
 
     def __init__(self, *replicas):
         self.replicas, self.chosen, self.num_breaks = list(replicas), random.Random(1), 0
@@ -60,7 +62,9 @@ def prompt_for(name):
 
 
 def kept(completion):
-    """Return the answer without counts, which belong to a single process."""
+    """Return the answer without the counts of tokens and drafts, which depend on the replicas that ran the
+    request.
+    """
     return completion.choices, completion.prompt_logprobs, completion.prompt_token_ids.tolist()
 
 

@@ -1,4 +1,4 @@
-"""A dead worker's rows go to another worker, as in Ray Data. Its computed tokens are not computed again."""
+"""Tests that another worker takes a dead worker's rows, as in Ray Data, and recomputes no tokens."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from mmengine_ray.batch import AnswerLines
 worker = AnswerLines(sys.argv[1], builder="tests.fleet.echo:build")
 worker({"text": np.array(json.loads(sys.argv[2]), dtype=object)})
 """
-SIZES = (10, 150)  # prompt lengths; the first prompts are answered before the worker dies
+SIZES = (10, 150)  # prompt lengths; the worker answers the first, short prompts before the worker dies
 
 
 def lines(count, start=0):
@@ -89,7 +89,7 @@ def line(name, text, **fields):
 
 ASKED = [line("whole", "short"), line("half", "a long one " * 3)]
 OF_WHOLE, OF_HALF = ("whole", "SHORT"), ("half", "A LONG ONE " * 3)
-NUM_STEPS = 4  # steps after the end of the shorter answer, when the worker is dead
+NUM_STEPS = 4  # the worker dies this many steps after the end of the shorter answer
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def num_left(log):
 def answered(root, given, **options):
     """Return the answers of a worker that finds the logs in `root`.
 
-    Also returns, for each request id that the worker computed, how many tokens it took from a log.
+    Also returns, for each request that the worker computed, how many tokens came from a dead worker's log.
     """
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build", **options)
     found = answers(worker, given)

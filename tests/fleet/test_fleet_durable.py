@@ -207,7 +207,7 @@ def test_only_one_of_two_ingresses_gets_the_folder(tmp_path, monkeypatch):
 
 
 def both_may(fd):
-    """Lock nothing, as a file system without working locks."""
+    """Lock nothing, like a file system whose locks do not work."""
 
 
 def nobody_may(fd):

@@ -1,4 +1,4 @@
-"""Requests whose replicas die, hang, drain or refuse; clients notice nothing."""
+"""Tests that a request moves to another replica if its replica dies, hangs, drains or refuses the request."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ async def closed(engine, *replicas):
 
 
 async def told(stream, sometimes=None):
-    """Return for each choice its text and its finish reasons. Calls `sometimes` after each output."""
+    """Return the text and the finish reasons by choice. Calls `sometimes` after each output."""
     said = {}
     async with stream:
         async for output in stream:
@@ -104,7 +104,7 @@ def test_a_drained_replica_ends_at_once():
         assert [said[0][0] for said in await asyncio.gather(*tasks)] == [
             f"{n}{TEXT}".upper() for n in range(6)
         ]
-        carrier.leaving.add("a")  # an ingress that knows this does not call the replica
+        carrier.leaving.add("a")  # an ingress calls no replica that is known to leave
         carrier.calls.clear()
         assert (await told(engine.stream(Prompt(text=TEXT))))[0][1] == ["stop"]
         assert {name for name, _ in carrier.calls} == {"b"}
@@ -114,7 +114,7 @@ def test_a_drained_replica_ends_at_once():
 
 
 class Stuck(SlowEcho):
-    """Step 20 does not return until the test ends."""
+    """An executor whose step 20 does not return until the test ends."""
 
     until: "asyncio.Event | None" = None
     may_end = False
@@ -303,7 +303,7 @@ def test_a_repeated_attempt_does_not_block_itself():
             words = one.run(data)
             async for word in words:
                 if isinstance(decode_message(word), Accepted) or number == 1:
-                    break  # the second time before the request is accepted
+                    break  # the second call is closed before the request is accepted
             await words.aclose()
         said = [decode_message(word) async for word in one.run(data)]
         assert isinstance(said[-1], Outputs) and said[-1].end is not None, said[-1]

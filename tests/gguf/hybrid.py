@@ -84,7 +84,9 @@ def tiled(values: np.ndarray, axis: int, config: dict, size: int) -> np.ndarray:
 
 
 def changed(part: str, values: np.ndarray, config: dict) -> np.ndarray:
-    """Return a layer's tensor as the converter writes it. `part`: its name in transformers."""
+    """Return a layer's tensor as the converter writes it. `part`: the tensor's name in transformers, without
+    the layer.
+    """
     size = config["linear_value_head_dim"]
     start = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     if part == "linear_attn.A_log":
@@ -145,8 +147,9 @@ def tensors(weights: dict[str, np.ndarray], config: dict, kind: str) -> list[Ten
 
 
 def write_hybrid(folder, out, kind: str = "F32", projector: str = "F32", edit_keys=list, edit_tensors=list):
-    """Write `model-KIND.gguf`, and `mmproj-model-PROJECTOR.gguf` if the folder has a tower. Returns the
-    model's path. `edit_keys`, `edit_tensors`: return changed lists of the text model's metadata and tensors.
+    """Write `model-KIND.gguf`, and `mmproj-model-PROJECTOR.gguf` if the folder has a vision tower. Returns
+    the model's path. `edit_keys`, `edit_tensors`: functions that return changed lists of the text model's
+    metadata and tensors.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     if "text_config" not in config:

@@ -1,8 +1,8 @@
 """Quantises values into GGUF's blocks by rounding to nearest, for tests and benchmarks.
 
-The `gguf` package quantises the types with 32 values in a block. This module adds IQ4_NL, IQ4_XS and the
-K-quants, which that package only decodes. A group's scale comes from its extreme values; llama.cpp searches
-for better scales, so its files lose less.
+This module quantises IQ4_NL, IQ4_XS and the K-quants, which the `gguf` package only decodes. The package
+quantises the other types. A group's scale comes from its extreme values; llama.cpp searches for better
+scales, so files from llama.cpp have smaller errors.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ import numpy as np
 from mmengine.checkpoint.gguf.k_blocks import IQ4_VALUES
 
 FLOATS = ("F32", "F16", "BF16")
-# The types that llama.cpp's quantiser writes for rows that are not whole blocks of 256 values.
+# By type with blocks of 256 values: the type that llama.cpp's quantiser writes instead for rows that are not
+# whole blocks.
 NARROW = dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS"), "IQ4_NL")
 NARROW |= {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
@@ -30,7 +31,7 @@ def quantise(kind: str, values: np.ndarray) -> bytes:
 
 
 def _half(values: np.ndarray) -> np.ndarray:
-    """Return values [blocks] as float16, uint8 [blocks, 2]."""
+    """Return values [blocks] as float16 bytes, uint8 [blocks, 2]."""
     return values.astype("<f2")[:, None].view(np.uint8)
 
 
@@ -78,14 +79,14 @@ def _with_minimums(
 
 
 def _nearest(values: np.ndarray) -> np.ndarray:
-    """Return the index of the nearest of IQ4_VALUES, uint8."""
+    """Return for each value the index of the nearest entry in IQ4_VALUES, uint8."""
     middles = (IQ4_VALUES[1:].astype(np.float32) + IQ4_VALUES[:-1]) / 2
     return np.searchsorted(middles, values).astype(np.uint8)
 
 
 def _pack(codes: np.ndarray, parts: int, width: int, shift: int) -> np.ndarray:
-    """Pack codes [blocks, n]. Every `parts` consecutive runs with `width` codes share `width` bytes, and each
-    run is shifted by `shift` more bits.
+    """Pack codes [blocks, n]. Every `parts` consecutive runs with `width` codes share `width` bytes. Each run
+    is shifted `shift` bits further than the run before.
     """
     runs = codes.reshape(len(codes), -1, parts, width) << (shift * np.arange(parts, dtype=np.uint8))[:, None]
     return np.bitwise_or.reduce(runs, axis=2).reshape(len(codes), -1)

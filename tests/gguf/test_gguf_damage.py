@@ -106,8 +106,10 @@ def test_the_valid_file_is_read(path):
 
 
 def test_cut_off_anywhere(path):
-    """Truncate the file at 600 random places: in or just after the header, at every 97th byte of the data, or
-    before the last byte. In the data, only a tensor's end shows that the file is too short."""
+    """Truncate the file at 600 places, drawn at random from the header's bytes, the 40 bytes after the
+    header, every 97th byte of the data, and the last byte. After a cut in the data, only a tensor's end shows
+    that the file is too short.
+    """
     header = max(start + size for _, start, size in SOUND.spans)
     places = [*range(header + 40), *range(header + 40, len(SOUND.data), 97), len(SOUND.data) - 1]
     rng = random.Random(1)
@@ -124,7 +126,7 @@ def written_over(name: str, start: int, size: int, rng: random.Random) -> list[b
 
 def each_field() -> list[tuple[str, int, int]]:
     """Return (name, start, size) of the header's fields. A long list contributes only its first two and its
-    last entries. A tensor with another type contributes only its type.
+    last entries. A tensor `other.KIND` contributes only its type.
     """
     found, seen = [], {}
     for name, start, size in SOUND.spans:

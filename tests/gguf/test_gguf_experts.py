@@ -1,4 +1,6 @@
-"""Tests a mixture of experts in a GGUF file, which stacks the experts, against a folder with its weights."""
+"""Tests a mixture of experts in a GGUF file, where experts are stacked, against a folder with the same
+weights.
+"""
 
 import json
 

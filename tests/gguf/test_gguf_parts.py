@@ -14,7 +14,7 @@ NAME = "small-Q4_1-0000{}-of-00003.gguf"
 
 
 def split(number: int, count: int, tensors: int) -> list:
-    """Return the metadata of a part. `number`: from 1."""
+    """Return the metadata of a part. `number`: the part's number, from 1."""
     return [
         ("split.no", UINT32, number - 1),
         ("split.count", UINT32, count),

@@ -1,6 +1,6 @@
-"""Tests hybrid models in GGUF files, dense and with experts: tokens equal those of transformers, which reads
-the same file, and of the folder from which the file was written. The file's multi-token-prediction head
-drafts.
+"""Tests that hybrid models in GGUF files, dense and with experts, give the tokens that two references give:
+transformers, which reads the same file, and the folder from which the file was written. Tests also draft with
+the file's multi-token-prediction head.
 """
 
 import json
@@ -27,7 +27,8 @@ SIZES = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
     "num_attention_heads": 8,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],  # The only order that transformers reads.
+    # The only layer order that transformers reads from a GGUF file.
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
 }
 DENSE = {"intermediate_size": 256}
 MIXTURE = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
@@ -54,7 +55,7 @@ def answers(model, asked=TEXTS, dtype="float32", **settings):
 
 
 def test_tokens_equal_the_folders(made, tmp_path):
-    """With the head's drafts too, of which as many are accepted as with the folder's head."""
+    """Tokens are equal with and without drafts, and both heads have equally many drafts accepted."""
     file = write_hybrid(made[0], tmp_path)
     wanted, _ = answers(made[0])
     assert len({token for tokens in wanted for token in tokens}) > NUM_NEW
@@ -70,7 +71,7 @@ def test_tokens_equal_the_folders(made, tmp_path):
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q6_K"])
 def test_tokens_are_transformers(made, tmp_path, kind):
-    """transformers dequantises the file, and moves the value heads to their own order."""
+    """transformers dequantises the file, and moves the value heads back to the order in the folder."""
     import transformers
 
     file = write_hybrid(made[0], tmp_path, kind)
@@ -109,8 +110,8 @@ def test_images_have_the_folders_answers(tmp_path, mixture):
 
 
 def edited(made, tmp_path, **values):
-    """Write the file with other metadata, and return its path. `values`: type and value of a key, without the
-    architecture; None to leave the key out.
+    """Write the file with other metadata, and return its path. `values`: by key, the type and the value, or
+    None to leave the key out. A key lacks the architecture and has `__` for a dot.
     """
     name = "qwen35moe" if made[1] else "qwen35"
     changes = {f"{name}.{key.replace('__', '.')}": value for key, value in values.items()}

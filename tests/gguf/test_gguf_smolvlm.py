@@ -99,7 +99,7 @@ def vision_keys(**more) -> list:
         "block_count": (UINT32, 3),
         "projection_dim": (UINT32, 48),
         "attention.head_count": (UINT32, 2),
-        "attention.layer_norm_epsilon": (FLOAT32, 1e-5),  # The converter writes this; the model has 1e-6.
+        "attention.layer_norm_epsilon": (FLOAT32, 1e-5),  # The converter writes 1e-5; the model has 1e-6.
         "image_mean": (ARRAY, (FLOAT32, [0.5] * 3)),
         "image_std": (ARRAY, (FLOAT32, [0.5] * 3)),
         "projector.scale_factor": (UINT32, SCALE),
@@ -157,7 +157,7 @@ def test_another_epsilon_is_the_model_s_own(folder, tmp_path):
 
 
 def test_a_projector_of_another_model_is_left_beside_a_text_model(folder, expected, tmp_path):
-    """A folder may hold many models, so a text model does not take any projector that lies beside it."""
+    """A folder may hold several models, so a text model ignores a projector that does not fit."""
     model = write_files(folder, tmp_path, projection_dim=(UINT32, 64))
     assert plugin_for(model).read_config(model).vision is None
     assert "text only, because the projector beside the model does not fit (" in model_note(model)

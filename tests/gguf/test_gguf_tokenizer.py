@@ -153,7 +153,9 @@ def test_all_end_tokens_are_listed(opened):
 
 
 def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
-    """llama.cpp knows ends by name. An ordinary token with such a name is part of texts."""
+    """llama.cpp recognises end tokens by name. A token with such a name ends an answer only if its type is
+    control.
+    """
     tokens = ["<|im_end|>", "<|endoftext|>", *BYTES, "<|eot_id|>", "</s>", "<eos>"]
     keys = {
         "tokens": (ARRAY, (STRING, tokens)),

@@ -39,7 +39,7 @@ class Sizes(Random):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a lively random checkpoint whose weights float16 and bfloat16 can represent."""
+    """Return a random checkpoint whose weights float16 and bfloat16 represent exactly."""
     folder = tmp_path_factory.mktemp("random")
     Sizes().make_checkpoint(folder)
     path = folder / "model.safetensors"
@@ -70,7 +70,7 @@ def test_a_pair_answers_like_its_folder(folder, expected, tmp_path, kind):
 
 
 def decoded_folder(folder, model, out):
-    """Copy the folder, with the values that a pair of GGUF files decodes to."""
+    """Copy the folder, with the weights that the model's and the projector's GGUF files decode to."""
     shutil.copytree(folder, out)
     names = plugin_for(folder).names
     entries = GGUFModel(model).tensors(names.canonical)
@@ -139,7 +139,8 @@ def parts(folder):
     return json.loads((folder / "config.json").read_text()), weights_of(folder)
 
 
-REFUSED = {  # What is wrong: changed keys of the projector without `clip.vision.`, and what the error says.
+# By case: the projector's changed keys, without the prefix `clip.vision.`, and the error's text.
+REFUSED = {
     "another model": (
         {"projection_dim": (UINT32, 80)},
         "projects to 80 values, but model-F32.gguf .* of 64: it",

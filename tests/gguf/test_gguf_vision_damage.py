@@ -1,5 +1,6 @@
 """Tests damaged projectors and damaged parts of split models: fields overwritten, files cut off or changed at
-random. The reader refuses them with a one-line ModelError and little memory, or reads them.
+random. The reader must read a damaged file, or refuse the file with a one-line ModelError, and use little
+memory.
 """
 
 import random
@@ -132,7 +133,7 @@ def test_damaged_parts(tmp_path, place):
 
 
 def test_damage_of_the_projector_s_settings(files):
-    """A key that is missing or has another type is refused or has a documented default."""
+    """If a key is missing or has another type, the reader refuses the file or uses a documented default."""
     keys, count = vision_keys(CONFIG), 0
     for place, (key, kind, value) in enumerate(keys):
         others = [(UINT32, 7), (8, "text"), (7, True), (6, 1e30), (6, float("nan")), (9, (4, [1, 2]))]

@@ -19,7 +19,7 @@ from tests.gguf.texts import texts
 COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
 DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "\n__ggml_vocab_test__\n"
-# SmolLM's vocabulary has no token for the first UTF-8 byte of this character and later ones.
+# SmolLM's vocabulary has no token for the first UTF-8 byte of characters from this code point on.
 LOWEST_UNSPELLED = 0x40000
 
 
@@ -46,9 +46,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without them, it
-    fails two of llama.cpp's cases, because it does not split digits first, and merges pieces that are already
-    tokens.
+    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without the
+    corrections, the tokenizer fails two cases from llama.cpp, because the tokenizer does not split digits
+    first, and merges pieces that are already tokens.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
@@ -64,14 +64,15 @@ def theirs(name) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("name", COUNTS)
 def test_random_texts_beside_transformers(name):
     """The ids equal those of transformers' tokenizer, and decode to the text. Qwen's texts are normalised
-    (NFC) before, because GGUF files do not record that Qwen's tokenizer.json normalises.
+    (NFC) before encoding, because GGUF files do not record that Qwen's tokenizer.json normalises.
     """
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
     given = [
         compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
     ]
-    # Without control tokens, because transformers adds one to Llama's vocabulary.
+    # The documents' control tokens are broken up, because transformers adds a control token to Llama's
+    # vocabulary.
     given += [compose(page.read_text()).replace("<|", "<") for page in sorted(DOCS.rglob("*.md"))]
     found = tokenizer.encode_batch(given, add_special_tokens=False)
     expected = other.encode_batch(given, add_special_tokens=False)
@@ -116,7 +117,7 @@ def test_special_tokens(name, count, special):
 
 def test_qwens_ids_without_a_token():
     """The converter added padding tokens to the file, for 290 embedding rows that no token uses. No text may
-    be encoded to such an id.
+    be encoded to a padding token's id.
     """
     tokenizer, _ = ours("qwen2")
     assert tokenizer.id_to_token(151_646) is None

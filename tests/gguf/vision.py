@@ -35,8 +35,8 @@ BLOCK = {
 
 
 def tensor_of(name: str, values: np.ndarray, kind: str) -> Tensor:
-    """Return the tensor in type `kind`. A vector is stored in float32, other rows without whole blocks in
-    float16.
+    """Return the tensor in type `kind`. A vector is stored in float32. A matrix whose rows are not whole
+    blocks is stored in float16.
     """
     if values.ndim == 1:
         kind = "F32"
@@ -68,7 +68,7 @@ def text_keys(config: dict, *, architecture: str = "qwen3vl") -> list:
 
 
 def vocabulary_of(folder, pre: str = "qwen2") -> list:
-    """Return the metadata for a folder's tokenizer, which must split texts as `pre` says."""
+    """Return the metadata for a folder's tokenizer, which must split texts like the pre-tokenizer `pre`."""
     data = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "config.json").read_text())
     size = config["text_config"]["vocab_size"]
@@ -150,7 +150,7 @@ def text_tensors(weights: dict[str, np.ndarray], kind: str) -> list[Tensor]:
 def vision_tensors(
     weights: dict[str, np.ndarray], config: dict, kind: str, *, swaps: bool = False
 ) -> list[Tensor]:
-    """Return a projector's tensors. `swaps`: give the matrices of an MLP each other's names, as old files."""
+    """Return a projector's tensors. `swaps`: exchange the names of an MLP's two matrices, as in old files."""
     deep = config["vision_config"]["deepstack_visual_indexes"]
     block = dict(BLOCK)
     if swaps:

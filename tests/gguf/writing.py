@@ -27,7 +27,7 @@ BLOCKS = {  # For each type: its number, and a block's numbers of values and of 
     "IQ4_XS": (23, 256, 136),
     "MXFP4": (39, 32, 17),
 }
-# Where each type's blocks have their one or two float16, which are scales or minimums.
+# The byte offsets in a block where each type stores its float16 scale, or its scale and minimum.
 HALVES = dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))
 HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 HALVES |= {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}

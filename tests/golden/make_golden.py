@@ -106,8 +106,8 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """Record an engine that shares a faulty block store with a second engine. Now and then, both reset their
-    prefix caches, so that blocks must be fetched.
+    """Record an engine that shares a faulty block store with a second engine. After every fifth request, the
+    engine that got the request resets its prefix cache, so that blocks must be fetched.
     """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:

@@ -44,7 +44,7 @@ def config_of(folder):
     return EngineConfig.from_dict(next(iter(LogReader(folder))).event.config)
 
 
-# Event types for logs that a separate run records.
+# By golden log from a separate run: event types that the log must hold.
 EVENTS_OF = {
     "sessions": {ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed},
     "store": {ev.Offered, ev.Fetched, ev.Arrived, ev.Lost},

@@ -57,8 +57,8 @@ def norm(adds: bool):
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Heads, KV heads, head size, dtype of q, dtype of the blocks, as in the embedded checkpoint, the 8B and
-# others.
+# Each entry: heads, KV heads, head size, dtype of q, dtype of the blocks. The values are from the embedded
+# checkpoint, Qwen3-VL-8B and other models.
 HEADS = [(4, 2, 32, "bf16", "bf16"), (4, 2, 32, "fp32", "fp32"), (14, 2, 64, "fp16", "fp16")]
 HEADS += [(32, 8, 128, each, of) for each, of in (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "u8"))]
 HEADS += [(8, 1, 256, "bf16", "bf16")]
@@ -66,7 +66,7 @@ ATTENDED = [(HEADS[0], 16), (HEADS[1], 64), (HEADS[2], 32), (HEADS[3], 16), (HEA
 
 
 def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, rows: int, joins: bool = False):
-    """Return a KERNELS entry of an attention kernel, as it is launched for tiles of this many rows."""
+    """Return a KERNELS entry for an attention kernel as launched for tiles with `rows` rows."""
     name = "_join_kernel" if joins else "_attend_kernel"
     kernel = getattr(attention_kernels, name)
     constants = attention_kernels.shapes(heads, kv_heads, head_dim, rows, DTYPES[kind])

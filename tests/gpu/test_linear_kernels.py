@@ -65,7 +65,7 @@ def test_unaligned_and_strided_rows_give_the_same(kernels, kernel_device, dots_i
 
 
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
-    """Compute 35 rows together and one by one, with groups of row tiles that are complete or not."""
+    """Compute 35 rows together and one by one, with complete and incomplete groups of row tiles."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
     x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])
@@ -78,8 +78,8 @@ def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, m
     ("width", "columns"), [(24_576, 128), (12_288, 128), (6144, 64), (4096, 64), (2048, 32), (151_936, 128)]
 )
 def test_tiles_follow_from_the_width(kernels, width, columns):
-    """Check the tiles for layers of the 8B and the 2B: at least 64 tiles, and over 2 MB of weights in
-    flight.
+    """Check the tiles for layers of Qwen3-VL-8B and Qwen3-VL-2B: at least 64 tiles, and over 2 MB of weights
+    in flight.
     """
     tile = kernels.tile_of(width, torch.bfloat16)
     assert tile.columns == columns

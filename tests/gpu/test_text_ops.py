@@ -80,9 +80,7 @@ def test_a_maker_with_other_numbers_is_skipped(dtype):
 
 
 def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
-    """A fake FlashInfer binds each call to the real signatures, which are recorded, and computes with
-    torch.
-    """
+    """A fake FlashInfer binds each call to FlashInfer's recorded signature, and computes with torch."""
     good, known = text_ops.torch_ops(), signatures()
 
     def rmsnorm(*of, **by_name):
@@ -120,7 +118,8 @@ def test_the_rotation_is_torchs(
 ):
     """Rotate part of a wider matrix, with or without a norm and KV blocks.
 
-    The results equal torch's. v and all values and KV slots that the call does not name keep their bits.
+    The results equal torch's. v, the rest of the wider matrix, and KV slots that the call does not name keep
+    their bits.
     """
     _, functions = text_ops.our_rotation()
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REPO = "acme/tiny-1B"
-LARGE = 1024  # A larger file has a hash in the list, as files in Git LFS do.
+LARGE = 1024  # Files from this size on are listed with a hash, like files in Git LFS.
 CHANGED = 1_600_000_000  # Each file's modification time.
 
 

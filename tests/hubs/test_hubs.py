@@ -160,7 +160,7 @@ def test_too_large_models_are_refused_before_the_download(name, hub, listed, wor
 
 
 def test_files_shared_with_another_commit_need_no_space(name, hub, monkeypatch):
-    """After a commit that changes only a README, nothing must be downloaded."""
+    """After a commit that changes only a README, no file is downloaded again."""
     if name.hub != "hf":
         pytest.skip("the cache of ModelScope has no commits")
     first = fetch_model(name)
@@ -189,7 +189,7 @@ def test_names_that_leave_the_folder_are_never_fetched(name, hub):
     files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "../model-1.safetensors"}}
     ).encode()
-    files["config.json"] = b"{  }"  # Another commit.
+    files["config.json"] = b"{  }"  # This change makes a new commit.
     with pytest.raises(ModelError, match="not a safetensors file in this folder"):
         fetch_model(name)
 

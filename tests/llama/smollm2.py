@@ -12,7 +12,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.gguf.fetched import SMOLLM2, fetched
 
 ROOT = Path(__file__).parents[2]
-EVERY = 13  # `make test` uses every 13th written prompt.
+EVERY = 13  # `make test` uses every 13th prompt in prompts.txt.
 ASKED_OF_TEXTS = (
     "Summarize in one sentence: {}",
     "What is this text about?\n\n{}",
@@ -30,7 +30,7 @@ def open_engine(log=None, **settings):
 def load_transformers():
     """Return transformers' float32 network with the weights that our reader gets from the GGUF file.
 
-    tests/gguf tests that these are equal, to the bit, to the weights that transformers reads.
+    tests/gguf tests that these weights equal, to the bit, the weights that transformers reads.
     """
     from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 

@@ -45,9 +45,10 @@ def few(tmp_path_factory):
 class Judged(NamedTuple):
     """A comparison of answers with transformers' log-probabilities.
 
-    `parted`: for each answer whose tokens are not all the likeliest, the first such token: (prompt number,
-    token index, difference between its log-probability and the likeliest token's). `difference`: the largest
-    difference between the engine's and transformers' log-probability of a token.
+    `parted`: for each answer whose tokens are not all the likeliest, the first token that is not the
+    likeliest, as (prompt number, token index, difference between its log-probability and the likeliest
+    token's). `difference`: the largest difference between the engine's and transformers' log-probability of a
+    token.
     """
 
     parted: list[tuple[int, int, float]]

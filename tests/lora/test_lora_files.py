@@ -187,7 +187,7 @@ def test_an_adapter_over_the_byte_limit_is_refused(made, copy):
     [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
-    """The adapter has a matrix of 16 MiB and a small matrix. Only its header may be read."""
+    """The adapter has a matrix of 16 MiB and a small matrix. Only the file's header may be read."""
     with_config(copy, r=4, rank_pattern={})
     header, at = {}, 0
     for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):

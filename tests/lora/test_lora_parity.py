@@ -54,7 +54,7 @@ def run(engine, wanted, rounds=1):
 
 
 def seldom(name):
-    """Mark the slow setting as a soak test. The other settings also have steps with rows of all adapters."""
+    """Mark the slow setting as a soak test. Other settings also have steps with several adapters."""
     return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
 
 

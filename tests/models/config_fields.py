@@ -6,7 +6,7 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-# Fields that affect only training, in any model.
+# Fields that change no logits at inference, in any model.
 CHANGES_NOTHING = {
     "_attn_implementation",
     "attention_dropout",

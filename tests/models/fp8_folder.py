@@ -17,7 +17,7 @@ def is_vision(name):
 
 
 def quantised(weight, block):
-    """Return the weight as e4m3 [out, in], and the scale of each block, float32 [rows, columns of blocks]."""
+    """Return the weight as e4m3 [out, in], and each block's scale, float32 [block rows, block columns]."""
     rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
     scales = torch.empty(rows, columns)
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)

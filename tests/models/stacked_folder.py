@@ -27,7 +27,7 @@ def stacked(tensors, count, *, turned):
 
 
 def alone(tensors):
-    """Return all tensors, with stacked experts (not transposed) as separate matrices."""
+    """Return all tensors, with each stack split into experts. The stacks must not be transposed."""
     found = {}
     for name, value in tensors.items():
         whole, _, part = name.rpartition(".experts.")

@@ -59,8 +59,8 @@ class Fp8(Quantised):
 
 class WholeNumbers(Quantised):
     """A scheme with integer codes. The kernels multiply the codes without rounding weights to bfloat16, so
-    the answers are compared with the float32 model's. AMX rounds weights, so there the bfloat16 model is
-    used.
+    the answers are compared with the float32 model's. AMX kernels round weights, so on AMX the answers are
+    compared with the bfloat16 model's.
     """
 
     def reduced(self, made):

@@ -59,9 +59,7 @@ def in_stacks(turned):
 
 
 def read(folder, shard=None, dtype=torch.float32, piece=None):
-    """Return all of the model's tensors by canonical name. `piece`: limit of values that are read at a
-    time.
-    """
+    """Return all the model's tensors by canonical name. `piece`: the most values to read at a time."""
     config = read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         if piece is not None:
@@ -123,7 +121,7 @@ def test_fp8_experts_equal_the_dequantised_model(made, tmp_path, native, monkeyp
 def test_stacked_fp8_experts_equal_separate_ones(made, tmp_path, turned):
     """Qwen3-VL-30B-A3B-Instruct-FP8 has transposed experts in FP8."""
     shutil.copytree(made[0], tmp_path / "alone")
-    to_fp8(tmp_path / "alone", block=(32, 32))  # 48 columns are not a multiple of the block's.
+    to_fp8(tmp_path / "alone", block=(32, 32))  # 48 columns are not a multiple of 32.
     folder = rewritten(tmp_path / "alone", tmp_path / "stacked", in_stacks(turned))
     shapes = {name: list(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
     scale = shapes["model.layers.2.mlp.experts.gate_up_proj_scale_inv"]

@@ -38,7 +38,7 @@ def test_weights_are_near(form, error):
         codes.values.view(torch.uint8).bitwise_and(0x7F).max() if form == "fp8" else codes.values.abs().max()
     )
     assert largest == (0x7E if form == "fp8" else 127)
-    if form == "fp8":  # Kernels decode faster if 16 columns share a scale.
+    if form == "fp8":  # Kernels decode faster if 16 rows share a scale.
         assert torch.equal(codes.scales[16:32], codes.scales[16].expand(16, -1))
 
 
