@@ -58,7 +58,9 @@ def test_reading_whole_and_in_pieces_gives_the_stored_values(stored, small_piece
 
 @pytest.mark.parametrize("shard_is_there", (True, False))
 def test_a_single_file_comes_before_a_stale_index(stored, tmp_path, shard_is_there):
-    """A model was saved again as one file in a folder that still has the index of an older save."""
+    """The folder has the index of an older, sharded save, and a newer save in a single file. The reader uses
+    the single file, whether or not the old shard still exists.
+    """
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     if shard_is_there:

@@ -46,7 +46,7 @@ FORMS = {"torch": TextDecoder, "kernels": NativeTextDecoder, "as on a GPU": Fuse
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return each kind's folder and transformers model."""
+    """Return, for each kind, the checkpoint's folder and its transformers model."""
     folders = {name: tmp_path_factory.mktemp("text") for name in KINDS}
     return {name: (folder, make_reference(folder, KINDS[name], seed=2)) for name, folder in folders.items()}
 
@@ -67,8 +67,8 @@ def load(folder, form, dtype="float32"):
 
 
 def attention_of(model, form, count):
-    """Return the attention for a decoder: the runtime's backend, whose optional methods the decoder may use,
-    or dense attention for the torch decoder.
+    """Return the attention for a decoder. The torch decoder gets dense attention. The other decoders get the
+    runtime's backend, because they may call its optional methods.
     """
     if form == "torch":
         return DenseAttention()
@@ -104,9 +104,9 @@ def test_logits_are_transformers(made, kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plain", "llama3", "all biases", "norms of q and k"])
 def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
-    """In bfloat16, the decoder differs from transformers in bfloat16 less than transformers in bfloat16
-    differs from transformers in float32. The GPU's decoder rounds less often, so it is compared with
-    transformers in float32.
+    """The limit is the root mean square difference between transformers' bfloat16 and float32 logits. The
+    decoder's bfloat16 logits differ less from transformers' bfloat16 logits. The GPU's decoder rounds less
+    often, so its logits are compared with transformers' float32 logits.
     """
     folder, exact = made[kind]
     model, prompts = load(folder, form, "bfloat16"), make_prompts(4)
@@ -184,7 +184,7 @@ class Sums:
 
 @pytest.mark.parametrize("kind", ["plain", "tied", "all biases", "biases of q, k and v", "norms of q and k"])
 def test_two_ranks_give_the_logits_of_one(made, kind):
-    """The logits of two ranks equal transformers'. Biases that are not cut must be added by one rank only."""
+    """The logits from two ranks equal transformers'. Only one rank may add a bias that is not sharded."""
     folder, reference = made[kind]
     sums, found, prompts = Sums(2), {}, make_prompts(5, (40,))
 

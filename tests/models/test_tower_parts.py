@@ -40,8 +40,8 @@ def pixels_of(grid, seed=0):
 
 
 def in_parts(model, grid, piece, even=64):
-    """Encode an item in parts of `piece` work. Returns the features, and how often the encoder stopped before
-    the end.
+    """Encode an item in parts that each take `piece` units of work. Returns the features, and the number of
+    parts before the last part.
     """
     work, done, left = work_of(grid, even), 0, 0
     encoding = model.encode_in_parts(pixels_of(grid), grid, even)

@@ -57,7 +57,9 @@ def test_a_merge_without_its_product_is_refused(tokenizer):
 
 
 def test_a_regular_expression_that_takes_too_long_fails_the_text(tokenizer):
-    """tokenizers panics when it gives such a search up. No handler of Exception catches a panic."""
+    """The tokenizers library panics when the regular expression reaches its retry limit. `except Exception`
+    does not catch this panic.
+    """
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern, tokenizer["pre_tokenizer"]]}
     made = ChatTokenizer(tokenizer, "tokenizer.json")
@@ -89,7 +91,7 @@ CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + b"trie" + b"b" * 5000 + 
     ],
 )
 def test_a_tokenizer_that_lengthens_texts_without_limit_is_refused(tokenizer, part):
-    """Forty doublings would take a terabyte for the first letter, and the process would be killed."""
+    """Forty doublings turn the letter "a" into a terabyte, and the system would kill the process."""
     tokenizer["normalizer"] = part
     with pytest.raises(ModelError, match="not a readable tokenizer") as found:
         ChatTokenizer(tokenizer, "tokenizer.json")

@@ -29,8 +29,8 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
-# With these options the wavelengths are 6, 20, 63, 199 and more tokens. The first frequency is not scaled,
-# the second is in the transition, and the others are divided by the factor.
+# With these options the rotary wavelengths are 6, 20, 63, 199 and more tokens. The first frequency is not
+# scaled, the second is interpolated, and the others are divided by the factor.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -129,8 +129,8 @@ def reference_logits(model, ids):
 
 
 def run_prompts(model: Network, prompts, steps, attention):
-    """Return each prompt's logits [n, vocab]. `steps`: for each step, the rows and how many of their tokens
-    it computes.
+    """Return each prompt's logits [n, vocab]. `steps`: for each step, pairs (row, number of tokens to
+    compute).
     """
     done = [0] * len(prompts)
     logits = [[] for _ in prompts]

@@ -18,10 +18,12 @@ EPS = 1e-6
 
 @dataclass
 class Part:
-    """A row's work in a step: `stayed` accepted drafts of an earlier step, then new tokens, of which the last
-    `drafts` are drafts and the others are certain.
+    """A row's work in a step: first `stayed` accepted drafts from an earlier step, then the new tokens. The
+    last `drafts` new tokens are drafts. The tokens before the drafts are certain, which means that no later
+    step rejects them.
 
-    `kept`: the states to keep; maps a number of tokens after the row's state to a slot.
+    `kept`: the states to keep. Maps a number of tokens, counted from the row's state, to the slot for the
+    state after these tokens.
     """
 
     slot: int
@@ -34,8 +36,8 @@ class Part:
 
 
 class Net:
-    """A delta net layer with random weights, and states for `slots` slots and `room` drafts per row, which
-    are zeros at first. `library`: the kernels, or None to compute with torch.
+    """A gated delta net layer with random weights and zero states. The states have `slots` slots, and room
+    for `room` drafts per row. `library`: the kernels, or None to compute with torch.
     """
 
     def __init__(self, sizes: DeltaSizes, dtype, library=None, *, slots=8, rows=8, room=4, seed=0):

@@ -70,7 +70,8 @@ def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_
     spec = spec_of(heads, kv_heads, head_dim, layers=1)
     rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
     names = [f"r{i}" for i in range(7)]
-    # So the next steps cross the end of a block of 512 keys, and reach the end of a span of 64 tokens.
+    # In the next steps, `long` reads keys on both sides of the end of a block of 512 keys, and `r0` reaches
+    # the end of a span of 64 tokens.
     rows.step(("long", 530), ("r0", 61))
     for _ in range(8):
         some = random.permutation(names)[: random.integers(1, 8)]
@@ -100,7 +101,7 @@ def test_equal_chunks_at_equal_and_other_offsets(backend):
 def test_a_prefix_filled_in_the_same_step(backend):
     rows = Rows(backend, spec_of(4, 2, 32), torch.float32)
     rows.step(("first", 8))
-    # `first` fills its third block; in the same step `second` reads its first two.
+    # In the same step, `first` fills its third block, and `second` reads the first two blocks of `first`.
     rows.share("second", "first", 8)
     rows.step(("second", 5), ("first", 4))
     rows.share("third", "first", 12)
@@ -185,8 +186,8 @@ def test_fused_projections_need_not_be_contiguous(backend):
 
 
 def filled(kernels, dtype, seed=5):
-    """Return the spec of a random KV pool, and a function that computes attention for rows, which are tuples
-    (number of queries, number of KV tokens, the row's blocks).
+    """Return a spec, and a function that computes attention over a random KV pool. The function's rows are
+    tuples (number of queries, number of KV tokens, the row's blocks).
     """
     spec = spec_of(8, 2, 72, layers=1)
     pool = KVPool(spec, 200, 16, dtype, CpuDevice())

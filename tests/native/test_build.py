@@ -26,7 +26,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def native(tmp_path, monkeypatch):
-    """Set up two small source files and an empty cache in a folder, which is returned."""
+    """Set up a folder with two small source files and an empty cache, and yield the folder."""
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "one.cpp").write_text(SOURCE)
@@ -50,7 +50,7 @@ def script(folder, text):
 
 
 def problem(caplog):
-    """Check that no library can be loaded and that one line is logged, and return its reason."""
+    """Check that no library can be loaded and that one line is logged. Return the reason in this line."""
     with caplog.at_level(logging.WARNING, logger="mmengine"):
         assert library.load() is None
         assert library.load() is None, "a second call logs nothing"
@@ -217,8 +217,8 @@ def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, ca
 
 @needs_compiler
 def test_the_checked_folder_is_the_loaded_one(native, monkeypatch):
-    """The library is loaded from the folder that was checked, even if its path leads to another folder by
-    then.
+    """The library is loaded from the folder that was checked, even if another folder takes the path before
+    the library is loaded.
     """
     assert library.load().mm_answer() == 42
     library.forget()

@@ -47,8 +47,9 @@ def one_by_one(net, rows):
 def spread(net, rows, seed):
     """Yield (row, first token, outputs) for rows that are computed together in chunks of random lengths.
 
-    Some tokens are drafts, of which some are accepted. A state of row 0 is kept. At the end, another row
-    continues from the kept state; its outputs are yielded as outputs of row 0, which they must equal.
+    Some tokens are drafts, of which some are accepted. A state of row 0 after at least 20 tokens is kept. At
+    the end, another row continues from the kept state. Its outputs are yielded as outputs of row 0, because
+    both must be equal.
     """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0

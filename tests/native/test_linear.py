@@ -25,8 +25,8 @@ SHAPES = (
     (96, 1057),
 )
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 48, 70)
-# Error limits relative to 1 + |exact|. bfloat16 has 8 significant bits; with silu, three roundings follow
-# each other.
+# Error limits relative to 1 + |exact|. bfloat16 has 8 significant bits. With silu, a value is rounded three
+# times.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
@@ -185,8 +185,8 @@ def address_space():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("gate_up", [False, True])
 def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
-    """The call needs 1.3 GiB more than the limit of the address space allows. A smaller layer would not do,
-    because malloc may still have memory from earlier tests, which the limit does not prevent from being used.
+    """The call needs 1.3 GiB more than the address space limit allows. A smaller call could succeed, because
+    malloc may reuse memory that earlier tests freed. The limit does not cover such reuse.
     """
     _, _, packed = layer(library, 32, 700_000, torch.bfloat16, gate_up=gate_up)
     x = rows_of(1, 700_000, torch.bfloat16).expand(1024, -1)

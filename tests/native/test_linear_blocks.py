@@ -33,7 +33,7 @@ def checked(library, dtype: torch.dtype):
 
 
 def rounds_weights(library) -> bool:
-    """Return whether bfloat16 layers round weights to bfloat16: with AMX."""
+    """Return whether bfloat16 layers round weights to bfloat16. Only AMX kernels do."""
     return "-amx-" in Path(library._name).name
 
 
@@ -64,7 +64,9 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_decoded_weights_are_those_of_the_file(library, kind):
-    """Plain C++ unpacks the kernels' layout, on every instruction set, to the file's weights, bit for bit."""
+    """The library unpacks the kernels' layout in plain C++. On every instruction set, the unpacked weights
+    equal the file's weights, bit for bit.
+    """
     rows = blocks(kind, 70, 512)
     layer = PackedLinear(library, chunked({kind: rows}, 512))
     found = layer.rows(torch.arange(-1, 70))
@@ -97,8 +99,8 @@ def test_bfloat16_layers_return_the_rounded_weights(paired_kernels, kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_products_in_bfloat16(paired_kernels, kind):
-    """y is the rounded product with the weights, and a row's bits are the same for any number of rows. AMX
-    multiplies weights that are rounded to bfloat16, with the bits of a layer of such weights.
+    """y is the product with the weights, rounded to bfloat16. With AMX, the weights are rounded first, and y
+    has the same bits as from a layer with bfloat16 weights. A row's bits are the same for any number of rows.
     """
     rows = blocks(kind, 100, 768, seed=1)
     bias = torch.randn(100, generator=torch.Generator().manual_seed(1))
@@ -171,7 +173,7 @@ def test_gate_and_up_in_bfloat16(paired_kernels, kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_a_zero_keeps_its_sign(library, kind):
-    """Blocks without a scale stand for zeros, which a negative scale or minimum makes negative."""
+    """A block whose scale and minimum are -0.0 decodes to zeros, which may be negative."""
     rows = blocks(kind, 32, 256).copy().reshape(-1, TYPES[BLOCKS[kind].number].bytes)
     for at in BLOCKS[kind].halves:
         rows[:, at : at + 2] = np.array([np.float16(-0.0)] * len(rows)).view(np.uint8).reshape(-1, 2)

@@ -20,8 +20,8 @@ def layer_of(library, codes, form, group, **how):
 
 
 def rounded(x):
-    """Return the values that the kernels multiply, float64: each 32 values of x are rounded to multiples of
-    their largest magnitude / 127.
+    """Return the values that the kernels multiply, float64. Each block of 32 values in x is rounded to
+    multiples of (the block's largest magnitude / 127).
     """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)
@@ -61,7 +61,9 @@ def test_every_instruction_set_gives_the_same_bits(form, mins):
 
 
 def test_the_largest_codes_do_not_overflow(library):
-    """The extreme codes are multiplied with each sign. With AVX2, int4 sums products in 16 bits."""
+    """The extreme codes are multiplied with inputs of each sign. With AVX2, the int4 kernel adds products in
+    16 bits, which could overflow.
+    """
     for form, value in ((Form.INT8, 127), (Form.INT8, -127), (Form.INT4, 7), (Form.INT4, -8)):
         codes = Codes(torch.full((32, 256), value, dtype=torch.int8), torch.ones(32, 1))
         layer = layer_of(library, codes, form, 256)

@@ -54,8 +54,8 @@ def held(library, codes, form, group, **how):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_near_the_exact_ones(library, form, group, mins):
-    """Results are near the exact sums, and a row's bits do not depend on the batch. The limits allow weights
-    that are rounded to bfloat16, as with AMX.
+    """Results are near the exact sums, and a row's bits do not depend on the batch. The error limits leave
+    room for weights that are rounded to bfloat16, as with AMX.
     """
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
@@ -126,7 +126,7 @@ def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
 @pytest.mark.parametrize("form", MOST)
 @pytest.mark.parametrize("mins", (False, True))
 def test_float32_rows_are_not_rounded(library, form, mins):
-    """On CPUs without bfloat16 instructions, float32 layers have codes."""
+    """Float32 layers can have integer codes only on CPUs without bfloat16 instructions."""
     if not multiplies_float32(library):
         pytest.skip("these kernels multiply bfloat16")
     codes = drawn(96, 1057, form, 32, mins)

@@ -22,7 +22,7 @@ def drawn(seed, *shape, dtype):
 
 
 def parts_of(seed, k, *sizes, dtype):
-    """Return random parts for neighbouring columns of y, one for each (rank, n) in `sizes`."""
+    """Return a random LoraPart for each (rank, n) in `sizes`. The parts cover adjacent columns in y."""
     found, offset = [], 0
     for number, (rank, n) in enumerate(sizes):
         a = drawn(seed + number, rank, k, dtype=dtype) / k**0.5
@@ -56,8 +56,8 @@ def test_sums(library, dtype, m, k, sizes):
 
 @DTYPE
 def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
-    """The part for q and its gates becomes two parts of y, which share matrix a. The matrix is stored once,
-    as LoraPair.num_bytes assumes.
+    """The part for q and its gates becomes two parts, because q and the gates are not adjacent in y. Both
+    parts share matrix a, which is stored once, as LoraPair.num_bytes assumes.
     """
     config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
     both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)

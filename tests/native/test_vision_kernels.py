@@ -18,8 +18,8 @@ def kernels_of(library, heads, head_dim, dtype):
 
 
 def pack_of(lengths, heads, head_dim, dtype, seed=0):
-    """Return random qkv and the rotation for frames of these lengths. A frame's values depend only on its
-    index and length.
+    """Return random qkv and the rotation for a pack of frames. `lengths`: number of patches per frame. A
+    frame's values depend only on its index and length.
     """
     parts, angles = [], []
     for n, length in enumerate(lengths):

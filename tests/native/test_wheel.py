@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def without_a_compiler(monkeypatch, tmp_path):
-    """Set an empty cache folder and an empty PATH. Returns an empty folder in place of the wheel's
-    kernels.
+    """Set an empty cache folder and a PATH without programs. Yields an empty folder, from which the library
+    loads a wheel's kernels.
     """
     monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))

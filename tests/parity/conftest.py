@@ -9,7 +9,7 @@ BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"
 
 @pytest.fixture(scope="module", params=BACKENDS)  # Scope module: later tests must find the compiler again.
 def backend(request, hidden_compiler, tmp_path_factory):
-    """Yield the value for `attention`, while the compiler is visible or hidden."""
+    """Yield the value for `attention`. The compiler is hidden for the backend "no compiler"."""
     if request.param == "no compiler":
         with hidden_compiler(tmp_path_factory.mktemp("cache")):
             yield BACKENDS[request.param]
@@ -31,7 +31,7 @@ def cases():
 
 @pytest.fixture(scope="session")
 def wanted(cases):
-    """Return transformers' greedy tokens; each request is generated alone."""
+    """Return transformers' greedy tokens for each request, generated without batching."""
     model = load_reference()
     return [reference_tokens(model, case) for case in cases]
 

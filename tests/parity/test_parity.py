@@ -20,7 +20,8 @@ SETTINGS = {
     "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
     "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }
-# These change only the scheduler's order, which no attention backend sees, so one backend runs with them.
+# These settings change only the scheduler's order, which attention backends do not see. So a single backend
+# runs with these settings.
 SCHEDULING = {
     "default": {},
     "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
@@ -139,7 +140,9 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
 
 
 def test_a_video_cut_at_every_position(runner):
-    """The kernels cut at each position, the other backends at every fifth."""
+    """The test tries each chunk length with the CPU kernels, and every fifth chunk length with other
+    backends.
+    """
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 4)
@@ -155,9 +158,9 @@ def test_a_video_cut_at_every_position(runner):
 def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(
     backend, cases, bfloat16_reference, capsys
 ):
-    """Where the tokens diverge, the two best logits differ by at most 8 bf16 steps. bf16 has 8 significant
-    bits, so logits near 2^k have a step of 2^(k-7), and sums with a few roundings differ by a few steps. The
-    test prints each margin.
+    """Where the tokens diverge, transformers' logits for the two tokens differ by at most 8 bf16 steps. bf16
+    has 8 significant bits, so logits near 2^k have a step of 2^(k-7), and sums with a few roundings differ by
+    a few steps. The test prints each margin.
     """
     runner, (model, wanted) = Runner("bfloat16", backend), bfloat16_reference
     some = cases[: len(wanted)]

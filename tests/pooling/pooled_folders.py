@@ -42,7 +42,7 @@ def mark(folder, *modules, **configs):
 
 
 def set_in(path, **fields):
-    """Set fields of a JSON file, which need not exist."""
+    """Set fields in a JSON file. Creates the file if there is none."""
     found = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**found, **fields}))
 

@@ -80,7 +80,7 @@ def test_token_ids_and_truncation(embedder):
 
 
 def prompt_of(engine, query, document, instruction=TASK):
-    """Return the reranker's prompt, written out."""
+    """Return the token ids of the reranker's prompt, built without a chat template."""
     tokenizer = engine.processor.tokenizer
     before = (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
@@ -120,7 +120,7 @@ def picture(seed):
 
 
 def test_images_and_mixed_inputs_equal_transformers(tmp_path):
-    """The conversation has the media before the text, after the model's system message."""
+    """The expected conversation has the model's system message, then the media, then the text."""
     folder = media_folder(
         tmp_path / "model", "Pooling", "Normalize", Pooling={"pooling_mode_lasttoken": True}
     )

@@ -23,8 +23,8 @@ def reference_tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def reference(folder, reference_tokenizer):
-    """Return transformers' Qwen3-VL processor for images only, with its Pillow backend: videos need
-    torchvision.
+    """Return transformers' Qwen3-VL processor with its Pillow backend. The processor handles images only,
+    because videos need torchvision.
     """
     from tests.processing.images_reference import images_only  # transformers is slow to import.
 

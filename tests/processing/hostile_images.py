@@ -1,5 +1,5 @@
-"""Image files that cost more to decode than their size suggests. Each function makes one, of about `size`
-bytes.
+"""Image files that cost more to decode than their size suggests. Each function returns a file with about
+`size` bytes.
 """
 
 import io
@@ -88,7 +88,7 @@ def tiff_shared_tags(size):
 
 
 def tiff_shared_strips(size):
-    """Return a TIFF whose strips each span the whole file, in a bit order for which each strip is copied."""
+    """Return a TIFF whose strips each span the whole file. FillOrder 2 makes the decoder copy each strip."""
     count, behind = 4096, 8 + 2 + 12 * 10 + 4
     offsets, counts = struct.pack("<I", 8) * count, struct.pack("<I", size) * count
     return grey_tiff(

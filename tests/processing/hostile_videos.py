@@ -1,4 +1,4 @@
-"""Video files that cost more to open than their size suggests. Each function makes one, of about `size`
+"""Video files that cost more to open than their size suggests. Each function returns a file with about `size`
 bytes.
 """
 
@@ -74,8 +74,8 @@ def mp4_edits(size):
 
 
 def mp4_keys(size):
-    """Return an MP4 with many metadata titles of different names. Each is searched for among the previous
-    titles.
+    """Return an MP4 with many metadata titles, whose names all differ. For each title, the demuxer searches
+    all previous titles.
     """
 
     def item(i):

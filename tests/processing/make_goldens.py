@@ -22,10 +22,10 @@ CHECKPOINT = HERE.parents[1] / "plugins" / "mmengine_shapes" / "checkpoint"
 
 
 def load_processor(torchvision_folder: str):
-    """Return transformers' processor (and the operator library, to keep it alive).
+    """Return transformers' processor, and the operator library, which the caller must keep alive.
 
-    Declares two operators of torchvision before the import, because its CUDA wheel cannot load its own on a
-    CPU build.
+    Declares two of torchvision's operators before the import. torchvision's CUDA wheel cannot load its own
+    operators into a CPU build of torch.
     """
     sys.path.insert(0, torchvision_folder)
     library = torch.library.Library("torchvision", "DEF")
@@ -43,7 +43,7 @@ def golden(processor, case, video) -> dict:
     if case.cap:
         options["cap_pixels_per_frame"] = True
     if "num_frames" in options:
-        options["fps"] = None  # Otherwise the configured value contradicts the option.
+        options["fps"] = None  # transformers refuses num_frames together with fps.
     if case.fps is not None:
         entry = {"total_num_frames": len(video), "fps": case.fps}
         if case.indices:

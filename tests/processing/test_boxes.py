@@ -24,7 +24,7 @@ SCHEMA = {
 
 
 def stored(orientation, width=80, height=50):
-    """Return a JPEG's bytes with a black rectangle from (10, 20) to (30, 25), and this orientation."""
+    """Return a PNG's bytes with a black rectangle from (10, 20) to (30, 25). `orientation`: EXIF value."""
     pixels = np.full((height, width, 3), 255, np.uint8)
     pixels[20:25, 10:30] = 0
     exif = Image.Exif()
@@ -120,7 +120,7 @@ def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
 
 
 def test_damaged_exif_data_do_not_rotate_a_box():
-    """The model saw the image as it is stored, because its pixels are good."""
+    """Only the EXIF data are damaged, so the image decodes, and the model saw its pixels without rotation."""
     Image.new("RGB", (80, 50)).save(data := io.BytesIO(), "PNG", exif=b"Exif\0\0damaged!")
     (box,) = answer_boxes({"bbox_2d": [0, 0, 500, 500]}, True, data.getvalue(), THOUSANDTHS, None).values()
     assert load_rgb(data.getvalue(), Access(), "the image").size == (80, 50)

@@ -68,8 +68,8 @@ def test_wrapped_addresses_are_unwrapped():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """The loopback address counts as public here, but packets to it come from the same address, so it is
-    refused.
+    """The patches make the loopback address look public. `is_public` still refuses the address, because the
+    system would send packets to this address from the same address.
     """
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)

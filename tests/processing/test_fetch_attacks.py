@@ -179,13 +179,15 @@ def dripping_head(connection, closing):
 
 @pytest.mark.parametrize("page", [drip, silent, dripping_head])
 def test_one_deadline_holds_for_all_of_it(net, page):
-    """With a deadline for each read, the pages that drip would never time out."""
+    """The deadline covers the whole fetch. With a deadline for each read, the pages that drip would never
+    time out.
+    """
     net.pages["/a.png"] = page
     assert refusal(net.fetcher(timeout_s=0.4), net.url("/a.png")) == "timeout"
 
 
 def test_redirects_share_the_deadline(net):
-    """With a deadline for each hop, the redirects would end at their limit."""
+    """With a deadline for each hop, the fetch would fail at the maximum number of redirects instead."""
 
     def late(connection, closing):
         closing.wait(0.3)
@@ -262,8 +264,8 @@ def test_heads_without_end_are_refused(net):
 
 
 def test_a_body_in_tiny_pieces_is_refused(net):
-    """A body may not consist of thousands of tiny pieces: each costs interpreter time that other threads
-    need.
+    """The fetcher refuses a body in thousands of tiny pieces, because each piece costs interpreter time that
+    other threads need.
     """
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"

@@ -86,8 +86,8 @@ def test_a_prompt_uses_half_of_the_slots_and_other_hosts_do_not_wait(net):
 
 
 def test_bytes_stay_held_until_they_are_released(net):
-    """A fetch waits for free bytes, except a fetch of the oldest prompt, so that prompts never wait for each
-    other in a circle.
+    """A fetch waits until enough bytes are released. Only a fetch for the oldest prompt does not wait, so
+    prompts cannot deadlock.
     """
     net.pages.update({f"/{number}": answer(png()) for number in range(4)})
     size = len(png())

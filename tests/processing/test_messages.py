@@ -1,4 +1,4 @@
-"""Tests chat messages in three dialects, placeholders, media passed beside the messages, and invalid
+"""Tests chat messages in three dialects, placeholders, media passed as separate arguments, and invalid
 messages.
 """
 

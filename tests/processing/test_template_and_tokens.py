@@ -119,7 +119,9 @@ def test_ordinary_messages_equal_transformers(processor, reference_tokenizer, me
 @quick
 @given(parts=st.lists(hostile.map("".join), min_size=1, max_size=4), role=roles)
 def test_no_text_becomes_a_special_token(processor, parts, role):
-    """The template joins parts, so the test also cuts special tokens at the boundaries of parts."""
+    """A special token's text may be split between two parts. The template joins the parts, so the whole text
+    appears in the prompt.
+    """
     content = [{"type": "text", "text": part} for part in parts]
     result = processor.prepare([{"role": role, "content": content}])
     special = [
@@ -167,8 +169,8 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 
 def test_reasoning_has_three_names(reference_tokenizer):
-    """A message's reasoning has the same fields as in newer transformers versions. Older versions pass the
-    message unchanged, so they are not compared.
+    """A template finds a message's reasoning in the same fields as in newer transformers versions. Older
+    versions pass the message unchanged, so they are not compared.
     """
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
     told = {"reasoning_content": "because|because|", "thinking": "because|because|"}
@@ -302,7 +304,7 @@ def test_generation_config(folder, tmp_path):
     other = load_processor(tmp_path / "m")
     assert other.eos_token_ids == (5,)
     assert other.generation_defaults == {"temperature": 0.7, "top_k": 20}
-    assert other.fingerprint == processor.fingerprint  # Nothing that changes a prompt was changed.
+    assert other.fingerprint == processor.fingerprint  # The change does not affect prompts.
 
 
 def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path):

@@ -205,12 +205,12 @@ def refused(tokenizer):
 
 
 def test_text_must_not_reach_a_special_token_in_the_vocabulary():
-    for reached in ("the", "!"):  # The result of a merge, and a single byte.
+    for reached in ("the", "!"):  # A merge gives "the"; "!" is a single byte.
         tokenizer = trained()
         tokenizer.add_special_tokens([reached])
         refused(tokenizer)
     whole = trained()
-    whole.model.ignore_merges = True  # A text that is in the vocabulary becomes its token without merges.
+    whole.model.ignore_merges = True  # A text in the vocabulary becomes its token directly.
     refused(whole)
     unknown = trained()
     unknown.model.unk_token = "<|end|>"

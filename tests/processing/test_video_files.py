@@ -108,7 +108,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("matrix", SHOWN)
 def test_phone_videos_are_shown_as_their_matrix_says(clip, matrix):
-    """The MP4's track header turns the frames, mirrors them, or does both."""
+    """The matrix in the MP4's track header rotates the frames, mirrors them, or does both."""
     turned = bytearray(clip)
     a, b, c, d = (value << 16 for value in matrix)
     start = clip.index(b"tkhd") + 44  # Nine 16.16 and 2.30 fixed-point numbers.
@@ -123,7 +123,7 @@ def test_phone_videos_are_shown_as_their_matrix_says(clip, matrix):
 
 @pytest.mark.parametrize("form", ["webm", "matroska"])
 def test_the_rate_of_a_recording_with_varying_intervals_is_its_mean(form):
-    """Browsers record WebM without a frame rate, whose times are in milliseconds."""
+    """WebM recordings from browsers state no frame rate. Their frame times are in milliseconds."""
     times = np.cumsum([0, *(40 + 137 * (i % 5) for i in range(NUM_FRAMES - 1))])
     video = VideoFile(record_at(times, form), Access(), "video 0")
     assert video.num_frames == NUM_FRAMES
@@ -214,7 +214,7 @@ def test_frames_in_every_form(processor, tmp_path):
     assert len({result.media[0].item.mm_hash for result in results}) == 1
     part = {"type": "video", "video": frames, "sample_fps": 2.0}
     kept = processor.prepare([{"role": "user", "content": [part]}])
-    # Two frames per temporal patch: all five frames, and the last frame again.
+    # A temporal patch has two frames, so the processor repeats the last of the five frames.
     assert kept.media[0].item.grid[0] == 3
     text = processor.tokenizer.decode(kept.prompt_token_ids.tolist())
     assert "<0.2 seconds>" in text and "<1.2 seconds>" in text and "<2.0 seconds>" in text

@@ -27,7 +27,9 @@ Limits = dict[str, dict[str, int]]
 
 
 def sources(folders: tuple[str, ...]) -> list[Path]:
-    """Return the Python files below the folders. `pip install ./plugins/…` leaves copies in `build`."""
+    """Return the Python files below the folders. Skips `build`, where `pip install ./plugins/…` leaves
+    copies.
+    """
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(path for path in paths if "build" not in path.relative_to(ROOT).parts)
 
@@ -66,9 +68,11 @@ def escapes(text: str) -> Counter:
     return found
 
 
-@paused_collection()  # A million syntax tree nodes stay alive.
+@paused_collection()  # Garbage collection would scan a million live syntax tree nodes.
 def measured() -> Limits:
-    """Return the present exceptions and escape counts."""
+    """Return the files and functions that exceed a limit, with their lengths, and the numbers of type
+    escapes.
+    """
     files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))
     for path in sources(FOLDERS):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()

@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def ranges(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
-    """Return the range of each struct field that has one, keyed by field name."""
+    """Return the range for each struct field with a minimum, keyed by field name."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         metas = [each for each in get_args(hint) if isinstance(each, msgspec.Meta)]
@@ -113,8 +113,8 @@ def _fixed(texts: dict[str, str]) -> Iterator[str]:
 
 
 def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]]:
-    """Yield key, path, name, value and description for each fixed limit. A key names a constant (`path:NAME`)
-    or a path that contains constants.
+    """Yield key, path, name, value and description for each fixed limit. A key is `path:NAME` for a single
+    constant, or the path of a file or folder for all its constants.
     """
     for file in code_size.sources(("mmengine", "plugins")):
         path = file.relative_to(ROOT).as_posix()
@@ -162,8 +162,8 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def _description(name: str, text: str) -> str:
-    """Return a sentence from a constant's comment. A comment such as "of a message" continues the words in
-    the constant's name.
+    """Return a sentence that describes a constant. The comment itself is the sentence, unless the comment
+    only continues the words in the constant's name, as "of a message" does.
     """
     words = name.removeprefix("MAX_").lower().replace("chars", "characters").split("_")
     said = f"Maximum {'number of ' if words[-1].endswith('s') else ''}{' '.join(words)}"

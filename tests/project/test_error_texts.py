@@ -1,4 +1,4 @@
-"""Tests that no code branches on an error's text. Errors have codes and paths for this purpose
+"""Tests that no code branches on an error's text. Code may branch on an error's code or path
 (mmengine/errors.py).
 """
 

@@ -1,9 +1,9 @@
-"""Adds random multi-token-prediction heads to tiny checkpoints of the hybrid family. A head agrees with its
-model on a part of the tokens, by construction.
+"""Adds random multi-token-prediction heads to tiny checkpoints of the hybrid family. By construction, a head
+predicts some, but not all, of its model's tokens.
 
-The model's next token depends mostly on its last token, because its layers add little to the embedding. The
-head passes the embedding of a token to the model's LM head. What its random layer and the model's layers add
-makes them differ.
+The model's next token depends mostly on the previous token, because the model's layers add little to the
+embedding. The head passes the embedding of a token to the model's LM head. The head's random layer and the
+model's layers add small vectors, which make some predictions differ.
 """
 
 import json
@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 FILE = "model.safetensors"
 OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
-SHARE = 0.02  # Factor for what a layer adds to the residual stream.
+SHARE = 0.02  # Factor on a layer's contribution to the residual stream.
 
 
 def add_head(folder, model, *, seed=0, share=SHARE, **fields):
-    """Make the layers of `model` quiet, save the model again with a head, and return the head's tensors.
+    """Scale down the layers' outputs in `model`, save the model with a head, and return the head's tensors.
     `fields`: fields of config.json about the head.
     """
     with torch.no_grad():
@@ -35,13 +35,13 @@ def add_head(folder, model, *, seed=0, share=SHARE, **fields):
 
 
 def edit(folder, change):
-    """Replace the tensors in the folder by `change` of the tensors."""
+    """Pass the folder's tensors to `change`, and save the tensors that it returns."""
     save_file(change(load_file(folder / FILE)), folder / FILE, {"format": "pt"})
 
 
 def head_tensors(model, seed=0, share=SHARE):
-    """Return the head's tensors by the names in published files. The layer has the columns of the model's
-    full-attention layer in another order.
+    """Return the head's tensors, keyed by the names in published files. The head's layer has the weights of
+    the model's full-attention layer, with permuted columns.
     """
     generator = torch.Generator().manual_seed(seed)
     decoder = getattr(model.model, "language_model", model.model)
