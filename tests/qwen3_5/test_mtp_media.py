@@ -1,5 +1,5 @@
-"""Tests a multi-token-prediction head on prompts with images and videos. Tokens equal those without drafts if
-a prompt is prefilled at once, in chunks, from kept states, or again after a preemption.
+"""Tests a multi-token-prediction head on prompts with images and videos. Drafts change no token, whether a
+prompt is prefilled at once, in chunks, from cached recurrent states, or again after a preemption.
 """
 
 import pytest

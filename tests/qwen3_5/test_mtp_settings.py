@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 
 def drafters_of(folder, **settings):
-    """Return the engine's drafters, its number of drafts, and its lookahead tokens."""
+    """Return the names of the engine's drafters, its num_draft_tokens, and its lookahead_tokens."""
     built = build(folder, dtype="float32", config=EngineConfig.from_dict(SIZES | settings))
     drafting, config = built.executor._runner._drafting, built.config
     built.close()
@@ -166,7 +166,9 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_model_has_a_quantised_head(folder, form):
-    """Codes change both networks, and drafts still change no token. `mtp.fc` is not quantised in files."""
+    """Quantisation changes the weights of the model and of its head, and drafts still change no token. In
+    quantised files, `mtp.fc` keeps its float weights.
+    """
     if library.load() is None:
         pytest.skip(library.describe())
     found, more = [], FORMS[form](folder)

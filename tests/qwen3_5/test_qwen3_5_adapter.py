@@ -1,4 +1,4 @@
-"""Tests a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal those of
+"""Tests a LoRA adapter on a hybrid model with gated attention and delta nets. Tokens equal those of
 transformers with the adapter merged into the weights, and cached states are hit only by requests with the
 same adapter.
 """

@@ -83,8 +83,8 @@ def test_the_head_reads_the_layers_inputs(made):
 
 
 class Steered:
-    """Replaces a head's drafts: the first ones by the row's next tokens, which are accepted. The rest stay
-    and are mostly rejected.
+    """Replaces a random number of a head's first drafts by the row's next tokens, which are accepted. The
+    other drafts are unchanged, and most are rejected.
     """
 
     def __init__(self, drafter, texts, seed=3):

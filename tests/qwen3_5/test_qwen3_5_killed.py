@@ -21,8 +21,8 @@ from tests.forked import exit_code_of
 from tests.qwen3_5.mtp_heads import add_head
 from tests.qwen3_5.tiny import make_text
 
-# Few rows and small steps, so that there are many steps to kill at. Prompts share prefixes, and therefore
-# recurrent states too.
+# Few rows and a small token budget give many steps at which the process can be killed. Prompts share
+# prefixes, and therefore recurrent states too.
 SETTINGS = {
     "max_model_len": 192,
     "num_blocks": 97,
@@ -55,9 +55,7 @@ def write_requests(folder):
 
 
 def run(folder, model, spec, killed_at=None):
-    """Run the batch, and kill the process at the executor call with number `killed_at`; None: kill
-    nothing.
-    """
+    """Run the batch. `killed_at`: the argument `call` for die_at, or None to let the batch end."""
 
     def make_engine(resume):
         config = EngineConfig.from_dict(SETTINGS | {"spec": spec})
@@ -71,7 +69,7 @@ def run(folder, model, spec, killed_at=None):
 
 
 def die_at(executor, call):
-    """Kill the process at the executor call number `call`: before it if it is a dispatch, after it if it is a
+    """Kill the process at the first executor call after `call` + 1 calls: before a dispatch, or after a
     collect.
     """
     dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))

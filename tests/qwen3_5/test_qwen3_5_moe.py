@@ -47,7 +47,7 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
-    """The file also contains a draft head, as on the hub, which is ignored."""
+    """As on the hub, the file also contains a draft head, which the loader ignores."""
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)
@@ -68,7 +68,7 @@ def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
 
 
 def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
-    """An FP8 model gives the bits of the dequantised model. Its FP8 tensors include the delta nets'
+    """An FP8 model gives the same bits as the dequantised model. Its FP8 tensors include the delta nets'
     projections, except those for beta and the decay.
     """
     folder = tmp_path / "fp8"

@@ -49,8 +49,8 @@ VISION = {
 def lively(model):
     """Set random weights that generate varied tokens, and return the model.
 
-    Subtracts 1 from the weights of norms that add 1 to them, and sets decays that neither keep nor forget
-    everything.
+    Subtracts 1 from the weights of norms that add 1 to them, and sets decays with which a recurrent state
+    keeps some values and forgets others.
     """
     make_lively(model)
     with torch.no_grad():

@@ -46,7 +46,7 @@ TINY = {
 }
 
 
-# Checkpoints with different text decoder options, keyed by a name for the test.
+# Arguments for make_reference with different text decoder options, keyed by a name for the test.
 DECODER_KINDS = {
     "tied": {},
     "untied, biases": {"tied": False, "text": {"attention_bias": True}},
@@ -215,8 +215,8 @@ def encode(model, prompt):
 
 
 class PagedRows:
-    """An attention backend of the runtime over a pool of its own. `begin` has the parameters of
-    DenseAttention's. All other methods of the backend are passed on, except those in `hide`.
+    """Wraps an attention backend of the runtime, with a separate KV pool. `begin` has the same parameter as
+    in DenseAttention. All other attributes are the backend's; the names in `hide` are missing.
     """
 
     def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):

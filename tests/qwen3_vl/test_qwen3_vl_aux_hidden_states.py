@@ -122,13 +122,15 @@ def test_taps_are_the_inputs_of_transformers_layers(checkpoint, library, layers,
         got, _ = aux_rows(model, prompts, layers, port)
         for ours, theirs in zip(got, wanted, strict=True):
             theirs = theirs[:, list(layers)]
-            # Per layer, because the residual stream grows to about 10.
+            # Each layer has its scale, because the residual stream grows to about 10.
             scale = theirs.abs().amax((0, 2), keepdim=True)
             assert ((ours - theirs).abs() / scale).max() < 1e-5
 
 
 def test_taps_include_deepstack_features(checkpoint):
-    """Without deepstack features the recorded states differ clearly, so the test above covers them."""
+    """Without deepstack features the recorded states differ clearly, so the test above would notice missing
+    features.
+    """
     folder, prompts, _ = checkpoint
     model = load(folder, None)
     with_features, _ = aux_rows(model, prompts, (1, 2, 3))

@@ -84,8 +84,8 @@ def test_logits_equal_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_bfloat16_is_as_near_to_float32(folders, name):
-    """The errors of the two decoders against float32 have about the same size. They round in different
-    operations, so they are not compared with each other.
+    """The errors of the two decoders against float32 have about the same size. The decoders round in
+    different operations, so the test does not compare them with each other.
     """
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
@@ -123,7 +123,8 @@ def test_taps_equal_the_plain_decoder(folders):
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_order):
     """Rows have the same bits alone, in random chunks with random neighbours, and in chunks of three tokens
-    (like a token with drafts). One row has image features, which steps without that row do not have.
+    (like a token with drafts). Only one row has image features, so steps without this row have no deepstack
+    input.
     """
     if kernel_device.type != "cpu":
         pytest.skip("the decoder lies on a CPU here; benchmarks/gpu/bits.py asks a GPU")

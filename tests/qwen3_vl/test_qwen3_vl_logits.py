@@ -176,8 +176,8 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """A file stores a head although the config says tied. As in transformers, an equal head is tied, and a
-    different head is used.
+    """A checkpoint stores a head although its config ties the head to the embedding. As in transformers, a
+    head that equals the embedding is tied, and a different head is used.
     """
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration

@@ -230,7 +230,7 @@ def test_any_value_changed_in_a_config(folder, pristine, data):
     paths += [(part, name) for part in ("text_config", "vision_config") for name in config[part]]
     for part, name in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3)):
         target = config if part is None else config[part]
-        if isinstance(target, dict):  # An earlier change may have replaced it.
+        if isinstance(target, dict):  # An earlier change may have replaced this section.
             target[name] = data.draw(JUNK)
     (folder / "config.json").write_text(json.dumps(config))
     try:

@@ -51,7 +51,8 @@ def test_packed_features_equal_the_reference(tower):
         out = reference.model.get_image_features(
             reference_pixels(patches.numpy()), torch.tensor(GRIDS), return_dict=True
         )
-    # A list with a tensor per image, or in older versions one tensor for all images.
+    # transformers returns a list with a tensor per image, or in older versions a single tensor for all
+    # images.
     features = [
         torch.cat(tuple(x)) if isinstance(x, (list, tuple)) else x
         for x in (out.pooler_output, *out.deepstack_features)

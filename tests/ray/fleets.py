@@ -75,8 +75,8 @@ def picture(number):
 
 
 def body_of(number):
-    """Return the request of stream `number`. The requests have texts and images, response formats, several
-    choices, and are sampled or greedy.
+    """Return the request body for stream `number`. The number selects an image, a response format, several
+    choices, penalties or logprobs, and greedy or random sampling.
     """
     content = [{"type": "text", "text": f"Question {number}: what do you see?"}]
     if number % 3 == 0:
@@ -99,7 +99,9 @@ def body_of(number):
 
 
 async def told(client, port, number):
-    """Return the deltas that the client got, by choice. Raises AssertionError for an invalid answer."""
+    """Send request `number`, and return the deltas that the client received, keyed by choice index. Raises
+    AssertionError for an invalid answer.
+    """
     said = {}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     async with client.stream("POST", url, json=body_of(number)) as response:
@@ -142,7 +144,9 @@ async def replicas(count, app="default", limit_s=120):
 
 
 def memory_mb(pid=None):
-    """Return (resident memory in MB, command) of this process's (or `pid`'s) descendants, largest first."""
+    """Return (resident memory in MB, command) for each descendant of process `pid`, largest first. None: this
+    process.
+    """
     found, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

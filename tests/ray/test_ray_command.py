@@ -1,4 +1,4 @@
-"""`mmengine serve --ray`: the process with the HTTP server is the ingress."""
+"""Tests that `mmengine serve --ray` serves requests with two replicas, and ends on SIGTERM."""
 
 import json
 import os

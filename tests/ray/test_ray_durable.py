@@ -57,7 +57,9 @@ def begun(client):
 
 
 def until_over(client, path, over):
-    """Wait until the status is in `over`, and return the object. A starting ingress gives no answer."""
+    """Request `path` until the object's status is in `over`, and return the object. Failed requests are
+    repeated, because a starting ingress does not answer.
+    """
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
@@ -73,7 +75,9 @@ def until_over(client, path, over):
 
 
 def answers(client, names, batch):
-    """Return all answers without ids, times and counts, which differ between processes."""
+    """Return the texts of the responses `names` and of the batch. Ids, times and token counts are left out,
+    because they differ between processes.
+    """
     said = []
     for name in names:
         found = until_over(client, f"/v1/responses/{name}", ("completed", "incomplete", "failed"))

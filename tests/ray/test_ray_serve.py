@@ -70,7 +70,7 @@ def test_a_replica_is_killed_at_random_instants(fleet, undisturbed, folder):
         took.append(time.monotonic() - begun)
         for place, (said, wanted) in enumerate(zip(found, undisturbed, strict=True)):
             assert said == wanted, f"kill {number}, stream {place}"
-    logs = logs_in(folder)  # a replica that ended before it began has no log
+    logs = logs_in(folder)  # a replica that died while it started has no log
     for log in logs:
         unfinished.append(len(verify(log).unfinished))
     print(f"{KILLS} kills, {len(logs)} lives, {sum(unfinished)} requests were unfinished in logs of the dead")

@@ -1,4 +1,4 @@
-"""Builds with a planted bug whose logs contain impossible decisions, and the logs that they write."""
+"""Plants bugs that log impossible decisions or crash the engine, and writes logs with these bugs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def over_budget(within: Callable) -> Callable:
 
 
 def hits_twice(cached_prefix: Callable) -> Callable:
-    """Count each prefix hit twice, as far as the request has tokens."""
+    """List the cached blocks twice, cut to the number of blocks that a prefix hit may have."""
 
     def doubled(view, req_state):
         cached = cached_prefix(view, req_state)
@@ -33,7 +33,7 @@ def hits_twice(cached_prefix: Callable) -> Callable:
 
 
 def crashing(within: Callable) -> Callable:
-    """Raise IndexError when three rows share a spent budget."""
+    """Raise IndexError when exactly three rows want more tokens together than the budget."""
 
     def crash(wanted, budget):
         if len(wanted) == 3 and int(wanted.sum()) > budget:

@@ -1,4 +1,4 @@
-"""Runs every `mmengine log` command on a log, as the tests of planted, golden and mutated logs do."""
+"""Runs every `mmengine log` command on a log, for the tests with planted, golden and mutated logs."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ from mmengine.errors import LogError
 from mmengine.replay import request_lines
 from tests.cli.cli_process import call_cli
 
-# The exit codes that a command may have: 0; 1, 2: it refuses the log or the request; 3 to 14: as documented.
+# The exit codes that a command may have. 0: success; 1 and 2: the command refuses the log or its arguments; 3
+# to 14: the documented results.
 EXPECTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}
 
 
-# Commands that take long, or that read a log as another command does.
+# Commands that take long, or that read a log in the same way as another command.
 LONG = (
     *(("rerun",), ("minimize",), ("verify", "--invariants"), ("show", "--step"), ("show", "--steps")),
     *(("show", "--at", "3"), ("show", "--request"), ("export", "--csv"), ("export", "--mooncake")),

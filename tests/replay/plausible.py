@@ -15,7 +15,9 @@ replace = msgspec.structs.replace
 
 
 def _column(column: bytes | None, high: int, rng: random.Random) -> bytes | None:
-    """Return the column with one or two values drawn from [0, high), or one value twice."""
+    """Return the column with one or two changed values. Each is a random value below `high`, or the column's
+    first value.
+    """
     if not column:
         return np.array([rng.randrange(high)], np.int32).tobytes() if rng.random() < 0.3 else column
     values = np.frombuffer(column, np.int32).copy()
@@ -68,8 +70,8 @@ def plausible(event: ev.Event, config: EngineConfig, names: list[str], rng: rand
 
 
 def with_false_decisions(records: list[Record], rng: random.Random) -> list[Record]:
-    """Return the records with up to eight false decisions, some records dropped, and other decision rules in
-    STARTED, so that nothing is decided again.
+    """Return the records with up to eight false decisions, and sometimes with a dropped decision. STARTED
+    gets an unknown decision version, so that no tool derives the decisions again.
     """
     first = records[0].event
     config = EngineConfig.from_dict(first.config)

@@ -21,7 +21,7 @@ from tests.replay.broken_builds import write_broken, write_restarted
 from tests.replay.runs import busy_run, session_run
 
 RECORDED = Path(__file__).parent / "recordings"
-EVERY = 24  # records between two copies of the state, so that small logs have many
+EVERY = 24  # records between two saved states; a small number, so that small logs have many states
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +298,9 @@ WORDS = (
 
 
 def test_random_sessions_only_raise_our_errors(busy, tmp_path):
-    """Runs random commands, also on broken logs and on logs of vLLM. A position always has its own state."""
+    """Runs random commands, also on broken logs and on vLLM's logs. After the commands, the state equals the
+    state of a plain walk to the same position.
+    """
     folders = [busy, *logs(tmp_path)]
     for seed in range(13):
         rng = random.Random(seed)

@@ -1,5 +1,5 @@
-"""Runs the debugger on logs with changed or missing records: commands, two logs, and the page return a result
-or raise an error of one line. At any position the state is that of a plain walk.
+"""Runs the debugger on logs with changed or missing records. Commands on a log or on two logs, and the page,
+succeed or raise an error with a single line. The state equals that of a plain walk.
 """
 
 import random

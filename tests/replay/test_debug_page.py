@@ -52,7 +52,9 @@ def told(session, line):
 
 
 def plain(answer):
-    """Return an answer in an order that does not depend on how the difference's rows are collected."""
+    """Return an answer with sorted rows in `difference` tables, because the page may collect these rows in
+    another order.
+    """
     blocks, failed = answer
     for block in blocks:
         if block.get("title") == "difference":
@@ -88,7 +90,7 @@ def open_page(browser, page):
 def test_the_page_prints_what_the_terminal_prints(browser, logs, name):
     open_page(browser, logs[1][name])
     session = Session(open_debugger(logs[0][name], Findings()))
-    for line in ("goto end", "goto start"):  # The page has read the whole log.
+    for line in ("goto end", "goto start"):  # The page has also read the whole log.
         session.run(line)
     got = browser.run(f"mmengineDebugger.answers({json.dumps(SCRIPT)})")
     for line, answer in zip(SCRIPT, got, strict=True):

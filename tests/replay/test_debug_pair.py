@@ -20,7 +20,9 @@ from tests.replay.runs import busy_run
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Two replicas with the same arrivals under other names; the second has one more block."""
+    """Return the logs of two replicas with the same arrivals under different ids. The second replica has an
+    additional block.
+    """
     folder = tmp_path_factory.mktemp("pair")
     busy_run(folder / "a", num_requests=16)
     busy_run(folder / "more", num_requests=16, num_blocks=20)

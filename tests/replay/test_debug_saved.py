@@ -1,5 +1,5 @@
-"""Tests that the debugger's saved states equal the states of a plain fold, store a request that several
-states have once, and stay within their limit of memory.
+"""Tests that the debugger's saved states equal the states of a plain fold, store a request only once even if
+several states have the request, and stay within their memory limit.
 """
 
 import gc

@@ -22,8 +22,8 @@ def folder(tmp_path_factory):
 
 
 def changed(log, folder, change):
-    """Copy a log to `folder`, with the event that `change` returns in place of each event; None keeps the
-    event, [] drops it.
+    """Copy a log to `folder`, and replace each event by the event that `change` returns. If `change` returns
+    None, the event is kept; if [], the event is dropped.
     """
     writer = LogWriter(folder)
     for record in LogReader(log):
@@ -124,7 +124,7 @@ def test_requests_may_be_matched_in_order(tmp_path):
 
 
 def test_rows_and_blocks_are_ignored(tmp_path):
-    """In the second log another request came first, so request x gets another row and other blocks."""
+    """In the second log request y arrives first, so request x gets another row and other blocks."""
     config = settings_of(num_blocks=33, enable_prefix_caching=False)
     for name, order in {"one": ("x", "y"), "two": ("y", "x")}.items():
         core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / name))

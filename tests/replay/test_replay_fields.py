@@ -31,7 +31,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "reference" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
 TRIES = 5
 replace = msgspec.structs.replace
-# Replacement values for fields for which the general rule of `other_values` would prove too little.
+# Replacement values for fields where the general rules in `other_values` do not suffice.
 OTHERS = {
     "Started.schema": lambda old: [ev.SCHEMA_VERSION + 1],
     "Started.decision_version": lambda old: [99],
@@ -113,7 +113,7 @@ def fetched_run(folder):
 
 
 def pooled_run(folder):
-    """Run requests with vectors beside requests with answers."""
+    """Run pooling requests together with requests that generate tokens."""
     config = settings_of(token_budget=8)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     for name in "abc":
@@ -181,7 +181,7 @@ def instances(logs, kind, field, most):
     """
     for name in RUNS:
         if name == RECORDED and kind != "Noted":
-            continue  # the decisions of a recorded log are compared as outcomes of calls
+            continue  # in a recorded log, verify compares the outcomes of calls, not fields
         records = logs(name)
         places = [place for place, record in enumerate(records) if is_fit(record.event, kind)]
         places.sort(key=lambda place: not getattr(records[place].event, field))
@@ -189,8 +189,8 @@ def instances(logs, kind, field, most):
 
 
 def is_fit(event, kind):
-    """Return whether the event has the type `kind` and may be changed. A step without tokens and a rejection
-    may not.
+    """Return whether the event has the type `kind` and may be changed. Executed without tokens, and the end
+    of a rejected request, may not be changed.
     """
     if isinstance(event, ev.Executed) and not event.token_ids:
         return False
@@ -200,8 +200,9 @@ def is_fit(event, kind):
 
 
 def outcome(records, place, folder):
-    """Return verify's verdict on records of which the one at `place` was changed: "refused", "agrees",
-    "folded only", the field of the divergence, or "later".
+    """Return verify's verdict on records with a change at `place`. It is "refused", "agrees", "folded only"
+    (no decision was derived), the field that diverges at `place`, or "later" for a divergence at another
+    record.
     """
     try:
         report = verify(rewrite(records, folder))

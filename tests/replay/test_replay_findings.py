@@ -75,7 +75,7 @@ def test_two_passes_find_the_same_once(logs):
 
 @pytest.mark.parametrize("name", ["over_budget", "hits_twice"])
 def test_verify_names_the_rule_that_the_logged_decision_breaks(logs, name):
-    """The build with the bug verifies its log, and finds the rule with --invariants. Another build finds a
+    """With the bug, verify finds the broken rule by its invariants. Without the bug, verify finds a
     divergence whose logged decision breaks the rule.
     """
     with planted(name):
@@ -98,8 +98,9 @@ def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
 
 @pytest.mark.parametrize("name, kind", [("over_budget", "budgets"), ("hits_twice", "hits")])
 def test_minimize_takes_the_finding_as_the_failure(logs, tmp_path, name, kind):
-    """The build with the bug decides again and fails again. Another build leaves requests out of the recorded
-    decisions. Both tests that they write fail with the bug, and pass without.
+    """A build with the bug schedules the requests again and fails again. A build without the bug removes
+    requests from the recorded decisions instead. Both minimized logs fail with the bug and pass without the
+    bug.
     """
     for folder, bug in (("decided", True), ("recorded", False)):
         words = ("log", "minimize", logs[name], "--failing", kind, "-o", tmp_path / folder, "--json")

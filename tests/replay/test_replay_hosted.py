@@ -64,7 +64,9 @@ def test_every_call_agrees_with_the_rules_of_the_recorded_version(folder):
 
 
 def test_other_rules_differ_where_the_encoder_holds_back_a_request(records, tmp_path):
-    """vLLM 0.32 stops at a request without room in the encoder cache; 0.33 passes it over."""
+    """If a waiting request does not fit in the encoder cache, vLLM 0.32 stops admitting, and 0.33 skips the
+    request.
+    """
     report = verify(rewrite(of_host(records, "vllm 0.33.0"), tmp_path / "log"))
     found = report.divergence
     assert (report.calls, found.step, found.field) == (78, 78, "admitted")
@@ -137,7 +139,7 @@ RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("vllm_03*"))
 
 @pytest.mark.parametrize("log", RECORDINGS, ids=lambda log: log.name)
 def test_every_recorded_call_agrees(log):
-    """Each log has preemptions; they are of random workloads on vLLM's own scheduler without a model."""
+    """vLLM's own scheduler ran random workloads without a model for these logs. Each log has preemptions."""
     report = verify(log)
     assert report.ok and report.rederived and report.calls >= report.steps > 20 and not report.unfinished
     events = [record.event for record in LogReader(log)]

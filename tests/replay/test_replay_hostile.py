@@ -112,7 +112,7 @@ def placed(*runs):
 ADMITTED = ev.Admitted("a", 0, 3, b"", column(1))
 RAN = ev.Executed(column(5))
 # Events to append after STARTED; the last event of each list is false. `verify` reports a false decision as a
-# divergence. Where decisions are not derived, the rules of the state find it.
+# divergence. Without derived decisions, a rule on the state finds the false decision.
 OBSERVED = {
     "a prompt longer than any": [queued(prompt=range(64))],
     "an empty prompt": [queued(prompt=())],
@@ -188,8 +188,9 @@ def test_a_false_observation_is_refused_by_all_commands(tmp_path, name, decision
             look(log)
 
 
-# The rule that the last event of DECIDED breaks, and whether the state can take it anyway. Other events of
-# DECIDED make the log corrupt: they are observations, or columns of a wrong length.
+# For each name in DECIDED: the rule that the last event breaks, and whether the state can still apply the
+# event. The other names make the log corrupt: their last event is an observation, or has a column of a wrong
+# length.
 BROKEN_RULES = {
     "admitting an unknown request": ("queue", False),
     "admitting twice": ("queue", False),
@@ -319,8 +320,8 @@ def test_false_decisions_in_range_give_findings(records, tmp_path):
 
 
 def test_a_step_has_no_more_rows_than_the_engine(tmp_path):
-    """SCHEDULED without rows means the last rows again. A step that repeats them ends the log, so a small log
-    does not take much memory.
+    """SCHEDULED without rows repeats the last rows. Reading stops when repetitions give a step more rows than
+    the engine has, so a small log does not take much memory.
     """
     again = [ev.Scheduled(None, None)] * 2000
     log = write_steps(tmp_path / "log", [started(99), queued(), ADMITTED, RAN, *again])

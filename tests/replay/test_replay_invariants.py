@@ -186,7 +186,7 @@ def overrun_the_budget(patch):
 )
 def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
     """The build that wrote the log derives the same wrong decisions again, so `verify` alone finds nothing.
-    The invariant, which counts the state again, finds the bug.
+    The invariant finds the bug, because it recomputes the state's counts.
     """
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)

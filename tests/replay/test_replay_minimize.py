@@ -261,7 +261,9 @@ def test_a_failed_write_leaves_no_files(tmp_path, leak, monkeypatch, capsys):
 
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
-    """Put a program `mmengine` on the path that fails if it is started as a process."""
+    """Put a program `mmengine` first on PATH. The program fails, so a test notices when mmengine is started
+    as a process.
+    """
     program = tmp_path / "bin" / "mmengine"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 99\n")

@@ -31,8 +31,8 @@ def split(folder):
 
 
 def project(config, pieces, kept):
-    """Return the state after the events of the requests `kept`. The first broken rule, invariant or unknown
-    key ends the events; its name is returned, too.
+    """Fold the events of the requests `kept` until a rule or an invariant breaks or a key is unknown. Return
+    the state and the name of the broken rule or invariant, or "".
     """
     state = State(config)
     projection = Projection(state, kept)
@@ -68,7 +68,9 @@ def test_all_requests_give_the_same_state(tmp_path, run):
 
 @pytest.mark.parametrize("run", ["plain", "overlap"])
 def test_some_requests_break_no_other_rule(tmp_path, run):
-    """Without the request that computed a prefix or an item, a hit is false. Other decisions stay valid."""
+    """If the request that computed a prefix or an item is left out, other requests' hits are false. Other
+    decisions stay valid.
+    """
     busy_run(tmp_path / "log", num_requests=20, **RUNS[run])
     config, _, pieces = split(tmp_path / "log")
     names = [piece.event.request_id for piece in pieces if isinstance(piece.event, ev.Queued)]

@@ -99,7 +99,9 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
 
 
 def test_steps_without_drafts_are_repeated(tmp_path):
-    """A request alone has steps without drafts, at which the simulation must not draft either."""
+    """A request that runs alone has steps without drafts. The simulation must not draft at these steps
+    either.
+    """
     report = simulated_log(tmp_path / "log", count=20, max_num_seqs=1, num_draft_tokens=3)
     script = read_script(tmp_path / "log")
     counts = [len(answer.tokens) - answer.runs[:, 1].sum() for answer in script.answers.values()]
@@ -108,7 +110,9 @@ def test_steps_without_drafts_are_repeated(tmp_path):
 
 
 def test_chosen_drafts_are_not_chosen_again(tmp_path):
-    """A log has only the drafts that its scheduler chose. A simulated scheduler would drop some of them."""
+    """A log has only the drafts that its scheduler chose. A simulated scheduler with the policy goodput would
+    drop some of these drafts.
+    """
     report = simulated_log(tmp_path / "log", max_num_seqs=2, num_draft_tokens=3, draft_policy="all")
     watch = Watch(open_log(tmp_path / "log").config, 70)
     script = read_script(tmp_path / "log", watch.see)
@@ -200,8 +204,8 @@ def test_settings_that_change_no_decision_are_answered_exactly(log):
 
 
 def test_a_log_whose_halves_differ_from_the_model_is_not_answered(log, tmp_path, monkeypatch):
-    """The log is divided into slices, and the steps in every second slice take twice as long. Neither their
-    work nor the time at which they run explains this.
+    """The log is divided into slices, and the steps in every second slice take twice as long. Neither these
+    steps' work nor their position in the log explains the difference.
     """
     records = list(LogReader(log[0]))
     slices = slices_of(sum(isinstance(record.event, ev.Queued) for record in records))

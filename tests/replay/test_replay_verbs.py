@@ -54,7 +54,7 @@ def runs(tmp_path_factory):
 
 def mutated(records: list[Record], rng: random.Random) -> list[Record]:
     """Return the records with up to four of them spoiled, dropped, repeated or swapped, or with false
-    decisions that fit the state's arrays. Every second log has decision rules that this build does not have.
+    decisions that fit the state's arrays. About half of the spoiled logs have an unknown decision version.
     """
     records = list(records)
     if rng.random() < 0.4:

@@ -26,9 +26,9 @@ def work_of(kind, rows, tokens):
 
 
 def steps_of(rng, count, *, slow_from=2.0, arrival_ns=0, pause_share=0.0):
-    """Return the steps of a log. Steps after the share `slow_from` of the log take twice as long. Each
-    request's arrival takes `arrival_ns` of two steps. `pause_share`: the share of steps with a pause of
-    20 ms.
+    """Return the steps of a log. From the share `slow_from` of the log on, steps take twice as long. Each
+    arrival adds `arrival_ns` to its step and to the step before. `pause_share`: the share of steps with a
+    pause of 20 ms.
     """
     steps, now, follows = [], 0, False
     for number in range(count):
@@ -102,7 +102,7 @@ def test_an_arrival_delays_the_step_and_the_step_before():
 
 @pytest.mark.parametrize("slow_from", [2.0, 0.0])
 def test_delayed_steps_are_spread_like_the_logged_ones(slow_from):
-    """A delayed step has the deviations of one logged step, not those of two."""
+    """A delayed step's time varies as much as that of a single logged step, not of two steps."""
     steps = steps_of(np.random.default_rng(1), 4000, slow_from=slow_from, arrival_ns=500_000)
     times = fit_times(steps, overlaps=False)
     drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
@@ -183,7 +183,7 @@ def test_slices_are_equal_and_not_small(count):
     st.integers(0, 9),
 )
 def test_arrivals_move_back_within_their_slack(moves, seed):
-    """Each move: how many steps later, how many ns later, and the slack."""
+    """Each move has the number of steps and the ns since the move before, and the slack in ns."""
     observations, step, now = [], 0, 10**7
     for more, later_ns, slack_ns in moves:
         step, now = step + more, now + later_ns

@@ -162,7 +162,9 @@ def wait_for(port: int) -> None:
 
 
 def known(selector: Selector, question: dict, worker: int) -> int:
-    """Return the number of the question's blocks that the index knows for this replica, once it knows any."""
+    """Wait until the router's index knows some blocks of the question for this replica, and return their
+    number.
+    """
     until = time.monotonic() + PATIENCE_S
     while True:
         scores = selector.ask("overlap_scores", question)

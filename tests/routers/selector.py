@@ -14,7 +14,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         method, argument = json.loads(line)
-        if "kv_events_endpoints" in argument:  # a dict keyed by rank, an integer
+        if "kv_events_endpoints" in argument:  # the service expects a dict keyed by integer rank
             argument["kv_events_endpoints"] = dict(enumerate(argument["kv_events_endpoints"]))
         try:
             found = getattr(service, method)(argument)

@@ -55,7 +55,9 @@ def _recorded(function) -> list[list]:
 
 
 class FakeWrapper:
-    """A fake for a wrapper in WRAPPERS. `log` gets an entry when it is made, and for each plan and run."""
+    """A fake for a wrapper in WRAPPERS. `log` gets an entry for the constructor and for each call of `plan`
+    and `run`.
+    """
 
     def __init__(self, name, log, calls, *arguments, **options):
         self._name, self._log, self._calls = name, log, calls

@@ -47,9 +47,9 @@ class Warming(Repeater):
 
 
 def let_backends_capture(set_attribute=setattr):
-    """Let backends be captured that allocate tensors in `begin`.
+    """Allow the capture of backends that allocate tensors in `begin`.
 
-    With CUDA graphs this would fail, but a function that is called again can do it.
+    A CUDA graph would fail for these backends. A Repeater works, because it calls the function again.
     """
     for backend in (NativePagedAttention, TorchPagedAttention):
         set_attribute(backend, "captures", True)

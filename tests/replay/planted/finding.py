@@ -27,7 +27,8 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug. `kind`: its class. `plant` patches this process. `night`: a workload that shows it.
+    """A planted bug. `kind`: the class of resources that the bug corrupts. `plant`: patches this process.
+    `night`: a workload in which the bug shows.
     `found_by`: the name of the invariant that breaks, or the event and field at which a good build diverges.
     """
 

@@ -35,7 +35,9 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Night:
-    """A workload. `settings`: differences from SETTINGS. The shares are probabilities of a request's kinds.
+    """A workload. `settings`: differences from SETTINGS. `images`, `salts`, `grammars`: the probability that
+    a request has an image, a cache salt, a grammar. `choices`: the probability that a request repeats the
+    last prompt.
     `num_sessions`: how many sessions continue during the run. `fail_at`: steps that fail.
     """
 
