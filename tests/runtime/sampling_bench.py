@@ -1,4 +1,6 @@
-"""Random sampling parameters and logits, and a sampler with a row for each (Bench), for tests of samplers."""
+"""Random sampling parameters and logits for tests of samplers, and a sampler with one row per request
+(Bench).
+"""
 
 import numpy as np
 import torch

@@ -28,8 +28,8 @@ from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
-# Settings under which requests run together: short and whole-prompt chunks, small blocks, chunks with one
-# token and two steps in flight, drafts, and a pool so small that requests are preempted.
+# Settings under which requests run together. They cover small token budgets and blocks, chunks with one
+# token, two steps in flight, drafts, and pools so small that requests are preempted.
 COMPANIES = (
     {"token_budget": 23, "block_size": 4, "num_blocks": 65, "admission_reserve": "none", "max_num_seqs": 20},
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},

@@ -22,8 +22,8 @@ from mmengine.serve.prompt.prompt import Prompt
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
 # Lines outside the device's file that may name CUDA: the device types that kernels are compiled for, the
-# registry's entry, install hints with the extra "cuda", and the names that transformers' options `device` and
-# `device_map` may have.
+# registry's entry, install hints with the extra "cuda", and the device names that transformers' options
+# `device` and `device_map` accept.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
     "mmengine/runtime/attention/flashinfer_capability.py": 'install_hint("cuda")',

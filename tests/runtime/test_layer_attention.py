@@ -1,5 +1,5 @@
-"""Compares attention with windows, chunks, soft caps, sinks, scales, shared KV and runs to transformers'
-eager attention, in ragged batches over paged KV.
+"""Tests that attention in ragged batches over paged KV equals transformers' eager attention. The layers have
+windows, chunks, soft caps, sinks, scales, shared KV, and runs of tokens that see one another.
 """
 
 from dataclasses import replace
@@ -42,7 +42,8 @@ SPEC = ModelSpec(
     atomic_runs=True,
 )
 SINKS = torch.linspace(-1, 2, HEADS)
-# Steps of (row, tokens), and each row's runs of tokens that see one another.
+# STEPS holds (row, number of new tokens) for each step. RUNS holds (first token, length) for each row's runs,
+# in which all tokens see one another.
 STEPS = (
     (("a", 5), ("b", 13), ("c", 1)),
     (("a", 1), ("b", 9), ("c", 1), ("d", 13)),

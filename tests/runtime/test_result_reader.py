@@ -109,7 +109,7 @@ def test_an_accepted_run_is_kept_up_to_the_texts_end():
     assert plain["token"][2] == "token" and len(plain["token"][0]) == place + 1
 
     def ahead_of(name, said):
-        """Return the tokens that follow, also after the tokens at which requests must stop."""
+        """Return the tokens that follow `said`, even beyond the token at which the request must stop."""
         return plain["a" if name in ("a", "b", "token") else name][0][len(said) :]
 
     found, fast = run(model, wanted, ahead_of)
@@ -169,7 +169,7 @@ def test_nan_inside_a_run_fails_the_row_at_the_same_token():
 
 @pytest.mark.parametrize("attention", ["torch", "auto"])
 def test_a_draft_with_nonfinite_keys_fails_only_its_row(attention):
-    """This is possible because attention multiplies masked values by 0, and 0 times NaN is NaN."""
+    """The draft's row fails because attention multiplies masked values by 0, and 0 times NaN is NaN."""
     model = ToyModel()
     plain, _ = run(model, MIXED, attention=attention)
     model.poisoned = unsaid(plain)

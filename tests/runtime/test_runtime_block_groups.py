@@ -28,7 +28,7 @@ def spec_of(*layers):
 
 
 def spec_with(windows):
-    """Return a model with a layer for each number: its window, or 0."""
+    """Return a spec with one layer for each entry in `windows` (0: no window)."""
     return spec_of(*(LayerAttention(n, window=window) for n, window in enumerate(windows)))
 
 
@@ -102,7 +102,9 @@ STEPS = (((0, 13), (1, 5)), ((0, 1), (1, 9), (2, 1)), ((0, 1), (1, 1), (2, 12)),
 
 
 class Tables:
-    """The rows' blocks in each group, taken at random from one pool and freed before each window."""
+    """The rows' block tables for each group. All groups take random blocks from one pool, and free the blocks
+    before their window.
+    """
 
     def __init__(self, groups, num_blocks, pool):
         self.groups, self.pool = groups, pool

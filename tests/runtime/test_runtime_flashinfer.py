@@ -101,7 +101,7 @@ def test_a_version_that_stores_plans_differently_is_refused():
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_captured_step_reads_buffers_that_stay(query_len):
-    """Beginning the same bucket again uses the captured wrapper and buffers, and results are right."""
+    """A second `begin` for the same bucket uses the captured wrapper and buffers. The results are right."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
     kv = KVPool(spec, 40, size, torch.float32, CpuDevice())

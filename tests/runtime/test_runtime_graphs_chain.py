@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class Side:
-    """A head with a KV pool of its own. With `recorder` its passes are captured, else launched."""
+    """A head with a KV pool of its own. Its passes are captured if a `recorder` is given, else launched."""
 
     def __init__(self, head, recorder=None, backend=TorchPagedAttention):
         self.head, spec = head, kv_spec(head.config)
@@ -49,7 +49,9 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """Let the head read `rows`. Returns z and carry for each row's last token."""
+        """Run the head's forward pass over `rows`, and return its results `z` and `carry` for each row's last
+        token.
+        """
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -92,7 +94,7 @@ def sides(tmp_path_factory):
     st.integers(0, 99),
 )
 def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
-    """Chains follow one another over the same buffers. Some rows have given drafts first."""
+    """Consecutive chains use the same buffers. Some rows begin with given drafts."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
     given = np.full((len(most), MOST), NO_DRAFT, np.int64)

@@ -19,7 +19,7 @@ VOCAB, ROWS = 12, 5
 
 
 def rules(random):
-    """Return random sampling parameters that use some of these rules."""
+    """Return random sampling parameters that use some of the tested rules."""
     words = [tuple(map(int, random.integers(0, VOCAB, random.integers(1, 4)))) for _ in range(6)]
     words = list(dict.fromkeys(words))
     bias = {word: float(random.uniform(-4, 4)) for word in words[:3]} if random.random() < 0.7 else {}

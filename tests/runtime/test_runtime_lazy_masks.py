@@ -39,7 +39,7 @@ def backend():
 class Bench:
     """A sampler and grammar matchers, with one row for each grammar.
 
-    Every second row is random and penalised.
+    Every second row samples at temperature 1 with a presence penalty.
     """
 
     def __init__(self, backend, forms):

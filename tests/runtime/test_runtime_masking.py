@@ -99,7 +99,7 @@ def test_likelihoods_stay_the_models(kernels):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_without_allowed_or_finite_logits_gets_no_token(kind, kernels):
-    """This includes rows with NaN, whether the mask allows the token with NaN or not."""
+    """A row with a NaN logit gets no token either, whether or not the mask allows the token with NaN."""
     nan = float("nan")
     for logits, allowed in (
         ([0.0, 1.0], []),

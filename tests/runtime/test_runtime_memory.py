@@ -55,8 +55,8 @@ sizes = st.integers(1, 2**24)
 def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     total, taken, embed, block, least_blocks, item, budget
 ):
-    """Cache and pool never exceed the memory and are never too small to use. An error is raised only if both
-    minimum sizes do not fit.
+    """The encoder cache and the KV pool together never exceed the memory, and neither is too small to use. An
+    error is raised only if the two minimum sizes do not fit together.
     """
     left, kv, wanted = total - taken, least_blocks * block, item + budget
     cached = cached_embeds(left, embed, kv, least=item, wanted=wanted)
@@ -72,13 +72,15 @@ def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     assert cached == item or cached * embed <= left // 2, (
         "the pool gets half, unless the largest item needs more"
     )
-    if cached < wanted:  # then a larger cache would take more than half, or bytes that the pool needs
+    if cached < wanted:  # a larger cache would take more than half the memory, or bytes that the pool needs
         assert (cached + 1) * embed > min(left // 2, left - kv)
     assert cached >= min(left // CACHE_PART // embed, MOST_CACHED, (left - kv) // embed)
 
 
 def test_a_share_of_a_gpu():
-    """The 8B's sizes, if 52, 300, 3 or 1 GiB are left for the encoder cache and the KV pool."""
+    """Check the cache sizes for Qwen3-VL 8B, with 52, 300, 3 or 1 GiB left for the encoder cache and the KV
+    pool.
+    """
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached

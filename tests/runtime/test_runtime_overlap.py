@@ -203,7 +203,7 @@ def test_a_row_whose_grammar_fails_during_the_next_step_ends_alone(by):
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
 def test_masks_that_raise_fail_their_step(by):
-    """The failed step is run again: the tokens are the same, after one more request for masks."""
+    """The engine runs the failed step again. The tokens stay the same, and masks are requested once more."""
     num_calls, answers = [], []
     for bad in (6, 0):
 

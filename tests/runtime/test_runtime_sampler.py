@@ -188,8 +188,8 @@ def test_filters_equal_transformers_processors():
 
 
 def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
-    """The likeliest token's probability rounds to 1. Even so, top_p 1 must exclude no token, next to a row
-    with top_p 0.5.
+    """A row with top_p 1 must keep all tokens, although the likeliest token's probability rounds to 1 and the
+    other row has top_p 0.5.
     """
     logits = torch.full((2, 50), -20.0)
     logits[:, 7] = 0.0

@@ -1,5 +1,5 @@
-"""Tests of the number of threads, which depends on machine, model, environment and setting, and of free
-memory.
+"""Tests of free memory, and of the number of threads, which depends on the machine, the model, the
+environment and the setting.
 """
 
 import os
@@ -17,7 +17,9 @@ from mmengine.serve.engine.engine import Engine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a function that makes a machine with so many CPUs, two per core, and returns its root folder."""
+    """Return a function that makes a machine with `num_cpus` CPUs, two per core, and returns the machine's
+    root folder.
+    """
 
     def make(num_cpus, files=(), siblings=2):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)), raising=False)

@@ -92,7 +92,8 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # rank 0 encodes im
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """A step fails on rank 0 and, if steps are replayed, another one on rank 1. The other rank still runs it.
+    """A step fails on rank 0 and, if steps are replayed, another step fails on rank 1. The rank that does not
+    fail still runs the step.
 
     Images are encoded on rank 0, where encoder calls are replayed too.
     """

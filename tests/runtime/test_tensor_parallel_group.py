@@ -114,7 +114,9 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
 
 
 def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
-    """Exchanges must be synchronous calls. For these NCCL returns no work object to wait for."""
+    """Exchanges must be synchronous calls, because NCCL returns a work object to wait for only from
+    asynchronous calls.
+    """
     calls = []
 
     def exchange(tensors, options):
@@ -158,7 +160,7 @@ class Captured:
 
 
 def replayed(group, fail=None, **report):
-    """Run a replayed step. `fail`: raise "before" or after ("behind") the replay."""
+    """Run a replayed step. With `fail` the step raises before ("before") or after ("behind") the replay."""
     group.graphs = group.graphs or Captured(group)
     with group.step(PLAN_OF_3, **report):
         if fail == "before":
@@ -220,7 +222,8 @@ def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
 
 @pytest.mark.parametrize("where", ["begin", (0, 0), (1, 3), (2, 1), "end", "other sizes", "nowhere"])
 def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
-    """Rank 1 fails in its second size: before it, in a pass (pass number, exchange), or at its end.
+    """Rank 1 fails while its second bucket is captured: before the first pass, in a pass (pass number,
+    exchange), or at the end.
 
     Then both ranks launch the next step, and no rank waits for the other.
     """

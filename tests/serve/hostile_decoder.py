@@ -37,7 +37,7 @@ def decode(media):
             kept = []
             while True:
                 kept.append(np.ones(2**22, np.uint8))
-        case "eaten":  # parsers catch errors for unreadable data
+        case "eaten":  # like a parser that reports any error as unreadable data
             try:
                 np.ones(2**40, np.uint8)
             except MemoryError:

@@ -30,7 +30,7 @@ class Felt:
     bugs: list[str] = field(default_factory=list)
     first_bytes: int = 0
     most_bytes: int = 0
-    longest: tuple[float, str] = (0.0, "")  # the slowest hostile request, and its seconds
+    longest: tuple[float, str] = (0.0, "")  # seconds, and "seed kind", of the slowest hostile request
     seconds: float = 0.0
 
     def summary(self) -> str:

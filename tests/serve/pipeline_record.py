@@ -2,8 +2,8 @@
 
     python -m tests.serve.pipeline_record     writes pipeline_record.json
 
-`make soak` compares the record with transformers. The record holds digests: to see a difference, call both
-pipelines.
+`make soak` compares the record with transformers. The record holds only digests. To see how two results
+differ, run pipeline_sides.py with the call.
 """
 
 import hashlib

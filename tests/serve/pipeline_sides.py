@@ -70,7 +70,7 @@ class Sides:
     """Both pipelines.
 
     `evaluate` returns a call's result as plain data, or its error. With `ours_alone` transformers provides
-    only its classes and no pipeline, which takes a tenth of the time.
+    only its classes and no pipeline. This takes a tenth of the time.
     """
 
     def __init__(self, folder, ours_alone=False):
@@ -142,7 +142,7 @@ class Sides:
 
     @cached_property
     def _theirs(self):
-        """transformers' tokenizer, and its config for the model."""
+        """Return transformers' tokenizer and transformers' config for the model."""
         if self._ours_alone:
             auto = self._transformers.AutoTokenizer, self._transformers.AutoConfig
             return tuple(kind.from_pretrained(self._model) for kind in auto)
@@ -204,8 +204,8 @@ class Sides:
 
 
 def outcome_of(theirs, ours):
-    """Return "agrees", "differs", "refused" (here alone) or "more" (theirs raises), for results or recorded
-    digests.
+    """Return "agrees", "differs", "refused" (only our pipeline raises) or "more" (only transformers raises).
+    The arguments are results or recorded digests.
     """
     raised = [isinstance(each, Exception) or each == RAISES for each in (theirs, ours)]
     if raised[1]:

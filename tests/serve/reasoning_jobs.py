@@ -79,8 +79,8 @@ def answers(engine, asked):
 
 
 def check(engine, asked, answered, marker):
-    """Check each answer, and return how many answers stopped after their reasoning, and the lengths of all
-    ended reasonings in tokens. The content must follow its response format if the answer stopped.
+    """Check each answer. Returns how many answers stopped after their reasoning, and the length in tokens for
+    each ended reasoning. If an answer stopped, its content must follow its response format.
     """
     tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
     for number, (form, _) in enumerate(asked):

@@ -98,7 +98,7 @@ class EchoExecutor:
         self._steps = 0
         self._fail_at = fail_at
         self.attached = set()
-        self.known = {}  # adapters, and how they are read
+        self.known = {}  # adapter digest -> function that reads the adapter
         self.largest = 0
 
     def answer_to(self, prompt):

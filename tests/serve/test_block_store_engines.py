@@ -40,7 +40,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory, expected):
-    """A folder that a closed engine has filled."""
+    """Return a folder that a closed engine has filled with KV blocks."""
     folder = tmp_path_factory.mktemp("kept")
     tokens, stats, store = answered(config(folder))
     assert tokens == expected and stats.num_fetched_blocks == 0 and store.num_put > 5

@@ -1,4 +1,4 @@
-"""KV events over ZeroMQ: vLLM's frames, and batches that are requested again."""
+"""KV events over ZeroMQ: batches in vLLM's frames, and replies to clients that request earlier batches."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A publisher on a thread, a subscriber and a requester."""
+    """Run a publisher on a thread, and yield a subscriber socket and a socket for requests."""
     monkeypatch.setattr(publisher_of, "MAX_RECENT", 3)
     publisher, over = (
         publisher_of.KvPublisher(tmp_path, ANYWHERE, ANYWHERE, "kv@pod@model"),
@@ -94,7 +94,7 @@ def test_published_batches_follow_the_log_and_can_be_requested_again(bench, serv
 
 @pytest.fixture
 def core(tmp_path, monkeypatch):
-    """An engine that keeps little of its log."""
+    """Yield an engine core that keeps only the newest part of its log."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
     config = settings_of(log_retain_bytes=15_000)
     core = open_log(tmp_path, Resume(), config, reserve_bytes=0).core(config, SimulatedExecutor(config), {})

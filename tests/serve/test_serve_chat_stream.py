@@ -1,4 +1,4 @@
-"""`stream_chat`: chunks of both engines add up to the result of `chat`."""
+"""`stream_chat`: the chunks from Engine and AsyncEngine add up to the result of `chat`."""
 
 import asyncio
 

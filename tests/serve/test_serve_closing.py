@@ -1,6 +1,7 @@
 """With on_truncation "close", answers are completed at the end of their budget.
 
-Each stops within the budget and matches its schema, with any weights, temperature, batch and interruption.
+Each answer stops within its budget and matches its schema, with any weights, temperature and batch, and after
+interruptions.
 """
 
 import itertools
@@ -57,8 +58,8 @@ def budgets(engine, schemas):
 
 
 def closed_jobs(schemas, shortest, temperature, more):
-    """Yield (schema, options) for each schema and each number in `more`: the shortest budget, and so many
-    tokens.
+    """Yield (schema, options) for each schema and each number in `more`. The token budget is the schema's
+    shortest answer length plus the number.
     """
     for number, (schema, least) in enumerate(zip(schemas, shortest, strict=True)):
         for beyond in more:
@@ -203,7 +204,9 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
 
 
 def test_logprobs_are_the_models_own():
-    """A token that replaced the model's choice has the model's logprob of this token."""
+    """For a token that replaced the model's choice, the answer reports the logprob that the model gave this
+    token.
+    """
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
         answer = engine.generate([QUESTIONS[0]], response_format=closing(LONG), **asked)[0].choices[0]

@@ -241,7 +241,7 @@ def test_first_tokens_of_another_engine_have_no_confidence(random_weights, plain
 
 
 def test_deltas_know_the_text_of_tokens_without_confidences(random_weights, plain):
-    """A snapshot of many answers leaves the confidences of an answer's first tokens out."""
+    """A snapshot of many answers omits the confidences of an answer's first tokens."""
     whole, half = plain[0], len(plain[0].token_ids) // 2
     with Engine(random_weights, dtype="float32") as engine:
         deltas = ChoiceDeltas(engine.processor.tokenizer, make_sampling({}), NO_REASONING, grammar_of(FORM))

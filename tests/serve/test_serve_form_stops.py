@@ -37,7 +37,7 @@ def is_valid(text, schema):
 
 
 def jobs(make, stops=None, count=20, max_tokens=60):
-    """Return (schema, options), each with its stop strings."""
+    """Yield `count` pairs (schema, options). Pair number i has the stop strings stops[i]."""
     for number in range(count):
         schema = SCHEMAS[number % len(SCHEMAS)]
         asked = {"max_tokens": max_tokens, "temperature": 1.3 * (number % 3 > 0), "seed": number}
