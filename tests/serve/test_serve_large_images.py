@@ -1,4 +1,6 @@
-"""A large image is encoded over several steps: its answer is the same, and other requests go on meanwhile."""
+"""A large image is encoded in pieces over several steps. The answer does not change, and other requests run
+meanwhile.
+"""
 
 import msgspec
 import pytest
@@ -16,11 +18,11 @@ from tests.log_copies import copied
 from tests.pictures import data_url, looking
 
 ASKED = Prompt([looking("How many shapes are in the image?", data_url(3, size=(448, 448)))])
-WHOLE = 2**40  # more work than any image takes
+WHOLE = 2**40  # an encoder_piece larger than any image needs
 
 
 def answer(engine):
-    """Return the image's answer tokens, and how many tokens another request gained during its encoding."""
+    """Return the answer tokens, and how many outputs a text request gets during the image's encoding."""
     engine.submit("Say something long.", max_tokens=60, ignore_eos=True, request_id="text")
     engine.step()
     engine.submit(ASKED, max_tokens=12, ignore_eos=True, request_id="large")

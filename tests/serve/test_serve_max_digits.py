@@ -1,4 +1,4 @@
-"""The engine's maximum number of digits: in answers, their notes, and the log."""
+"""Tests max_digits, the engine's limit for digits in a number: its effect on answers, notes and the log."""
 
 from pathlib import Path
 

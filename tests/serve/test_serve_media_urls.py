@@ -244,7 +244,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
 
 
 def test_media_of_accepted_requests_are_never_fetched_again(net, picture, tmp_path):
-    """The store beside the log has the content, so another process continues without the network."""
+    """The media store beside the log has the bytes, so another process continues without the network."""
     options = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "request_id": "a"}
     with Engine(log=tmp_path / "whole") as engine:
         engine.submit(ask({"type": "image", "image": picture}), **options)
@@ -288,7 +288,7 @@ async def eventually(check):
 
 
 def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
-    """A cancelled or late request cancels its fetches too."""
+    """When a request is cancelled or misses its deadline, its fetches are cancelled too."""
     slow = net.pages["/slow"] = Slow()
     door = net.fetcher(timeout_s=60, max_fetches_a_host=16)
     prompt = Prompt(

@@ -1,4 +1,4 @@
-"""A step whose kernels run out of memory is a failed step: the process lives, and others are answered."""
+"""If the kernels run out of memory, only the current step fails, and other requests are answered."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_step_without_memory_fails_alone(monkeypatch):
     monkeypatch.setattr(decoder, "declare_functions", lambda real: Short(declared(real)))
     with Engine(dtype="bfloat16") as engine:
         expected = engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids
-        Short.fails = 1  # each request survives max_retries such steps
+        Short.fails = 1  # each request survives max_retries failed steps
         assert engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids == expected
         Short.fails = 2
         with pytest.raises(

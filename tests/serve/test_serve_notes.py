@@ -28,8 +28,8 @@ def form(**others: Any) -> dict[str, Any]:
 
 
 NOTED = ["#/x-order", "#/properties/a/format"]
-STRICT = ["#", "#"]  # not all properties are required, and others are allowed
-DIGITS = ["#"]  # numbers of other properties have a maximum number of digits
+STRICT = ["#", "#"]  # a property is optional, and unnamed properties are allowed
+DIGITS = ["#"]  # numbers in unnamed properties have a maximum number of digits
 
 
 def test_notes_come_with_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A stream's reader decodes the texts on its own thread. They equal the texts of a plain Engine."""
+"""A stream's reader decodes the output texts on its own thread. The texts equal a plain Engine's texts."""
 
 import asyncio
 import threading
@@ -61,7 +61,8 @@ def test_the_engine_thread_decodes_nothing():
             return stream.completion.text, (await engine.generate("more", max_tokens=20)).text
 
     assert asyncio.run(main()) == ("SOME TEXT", "MORE")
-    # The threads that prepare prompts check whether a prompt leaves reasoning open.
+    # The mmengine-text threads prepare prompts. They may decode, to check whether a prompt leaves reasoning
+    # open.
     others = {name for name in threads if not name.startswith("mmengine-text")}
     assert others == {threading.main_thread().name}
 

@@ -1,4 +1,6 @@
-"""The calls that transformers documents, on both pipelines. docs/reference/pipeline.md lists the results."""
+"""Runs the calls that transformers documents on transformers' pipeline and ours. docs/reference/pipeline.md
+lists the results.
+"""
 
 from contextlib import closing
 
@@ -39,7 +41,7 @@ RECORD_AGAIN = "python -m tests.serve.pipeline_record"
 
 
 def assert_outcomes(calls):
-    """Check the outcomes of both pipelines, in another process.
+    """Run the calls with both pipelines in another process, and check the outcomes.
 
     Returns transformers' result for each call.
     """

@@ -60,9 +60,9 @@ def test_records_equal_transformers(shown, full_text, count):
         ours = pipe(text=shown, **how, **many)
         rows = [r["generated_token_ids"].tolist() for r in pipe(text=shown, return_tensors=True, **many)]
     expected = theirs(shown, rows, full_text=full_text)
-    assert len(ours) == count and len(expected) in (count, 1)  # older versions return the first of several
+    assert len(ours) == count and len(expected) in (count, 1)  # older versions return only the first
     for mine, other in zip(ours, expected, strict=len(expected) == count):
-        # For tensors theirs is the internal Chat that wraps the messages.
+        # With return_tensors, transformers returns an internal Chat object that wraps the messages.
         given = getattr(other["input_text"], "messages", other["input_text"])
         assert list(mine) == list(other) and mine["input_text"] == given
         if full_text is None:

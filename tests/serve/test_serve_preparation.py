@@ -1,5 +1,5 @@
-"""Preparation has separate threads and a time limit: prompts without media never wait for media, and no
-request waits too long.
+"""Prompts without media are prepared on separate threads, so they never wait for media. Preparation has a
+time limit.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ def test_the_deadline_counts_from_submit(processor_class):
             streams = [
                 engine.stream(pictured("x"), deadline_s=0.2, n=2, request_id=f"r{k}") for k in range(3)
             ]
-            for k, stream in enumerate(streams):  # the first is prepared, two wait
+            for k, stream in enumerate(streams):  # the first is being prepared, and the other two wait
                 ends = [(output.index, output.finish_reason) async for output in stream]
                 assert ends == [(0, "abort"), (1, "abort")]
                 assert stream.completion.request_id == f"r{k}"

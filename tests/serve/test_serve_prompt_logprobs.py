@@ -61,7 +61,7 @@ def test_logprobs_equal_transformers_in_any_chunks(reference, budget, k, caching
         token_budget=budget, max_num_seqs=3, enable_prefix_caching=caching, max_in_flight=in_flight
     )
     with Engine(config=config) as engine:
-        engine.generate(PROMPTS[-1:], max_tokens=1)  # its blocks are cached, and must not be used
+        engine.generate(PROMPTS[-1:], max_tokens=1)  # may cache blocks, which the next call must not use
         found = engine.generate(PROMPTS, max_tokens=3, prompt_logprobs=k)
         again = engine.generate(PROMPTS[-1:], max_tokens=1)[0]
     assert all(each.num_cached_tokens == 0 for each in found)

@@ -126,12 +126,12 @@ def test_markers_that_cannot_be_said(engine):
     ],
 )
 def test_stopped_answers_are_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
-    """A small pool preempts, and prompts are computed in pieces.
+    """The small block pool causes preemptions and chunked prefills.
 
     The tokens are the same with or without drafts, and with steps decided ahead or not.
     """
     model = random_weights if weights == "random" else None
-    # each format twice; the answers are much alike
+    # 12 jobs use each format twice. Greedy answers from random weights are much alike and need more jobs.
     count = 20 if (weights, temperature) == ("random", 0.0) else 12
     check_pools(model, temperature, end, bias, count, {})
 
@@ -171,7 +171,9 @@ def check_pools(model, temperature, end, bias, count, forms):
 
 
 def test_tokens_of_reasoning_are_counted_up_to_its_end():
-    """All paths count the tokens before the last token of the end marker, which has several tokens here."""
+    """All paths count the reasoning and all end marker tokens except the last. The end marker has three
+    tokens here.
+    """
     asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
     with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:
         answer = engine.generate(["Say a word."], max_tokens=20, **asked)[0]
@@ -262,7 +264,7 @@ def test_without_a_marker_to_wait_for(thinker):
 
 
 def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
-    """The log says where the grammar begins, whatever markers the next process has."""
+    """The log stores the marker after which the grammar begins, so later processes may have other markers."""
     wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
     options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
     with Engine(random_weights, dtype="float32", **options) as one:

@@ -16,9 +16,9 @@ pytest.importorskip("mmengine_shapes")
 
 
 class Script:
-    """Proposes a request's known tokens, with a mistake in about half of the runs.
+    """Drafts a request's known tokens, with a wrong token in about half of the drafts.
 
-    Counts the right and the wrong runs across the end of reasoning.
+    Counts the right and the wrong drafts that cross the end of reasoning.
     """
 
     name = "script"
@@ -62,7 +62,7 @@ class Script:
 def test_drafts_over_the_end_of_the_reasoning_change_nothing(
     weights, temperature, end, bias, random_weights, monkeypatch
 ):
-    """Drafts are right or wrong. Wrong drafts may be an end of sequence or another end of the reasoning."""
+    """About half of the drafts have a wrong token, which may be EOS or a token from an end marker."""
     settings = {"reasoning_end": end, "token_budget": 200, "max_num_seqs": 8}
     model = random_weights if weights == "random" else None
     with Engine(model, dtype="float32", config=EngineConfig(spec="none", **settings)) as engine:

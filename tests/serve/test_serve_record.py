@@ -1,4 +1,4 @@
-"""A record of a request's answer: a reader that takes from the stream, and readers that join."""
+"""Tests AnswerRecord: the first reader takes outputs from the stream, and later readers join."""
 
 import asyncio
 from functools import partial
@@ -18,7 +18,7 @@ NUM_TOKENS = 6
 
 
 class Bench:
-    """A hand-driven stream and its record. `only` is the first reader."""
+    """A stream that the test fills, and its record. `only` is the first reader."""
 
     def __init__(self):
         self.channel = Channel(Options(SamplingParams(max_tokens=NUM_TOKENS), "a"), None)
@@ -52,8 +52,8 @@ def tokens_of(reader, found):
 
 
 async def case(joins_at, takes, leaves_at):
-    """A second reader joins before the token `joins_at`; the first takes after the tokens in `takes`, and
-    leaves before `leaves_at`.
+    """Let a second reader join before the token `joins_at`. The first reader takes outputs after each token
+    in `takes`, and leaves before the token `leaves_at`.
     """
     bench, first, second, other = Bench(), [], None, []
     for token in range(NUM_TOKENS):

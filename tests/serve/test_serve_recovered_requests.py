@@ -27,7 +27,7 @@ class Leaving(EchoExecutor):
 
 
 def leave(log, steps=6):
-    """Leave three requests, running or ended and not delivered, and a cancelled request."""
+    """Write a log with three undelivered requests, each running or ended, and a cancelled request."""
     with Engine(builder=builder(executor_class=Leaving), log=log) as engine:
         engine.submit("hi", request_id="short", max_tokens=50, envelope=b"of the short one")
         engine.submit(LONG, request_id="long", max_tokens=50, envelope=b"of the long one")
@@ -65,7 +65,7 @@ def test_recovered_requests_stream_from_the_first_token_on(tmp_path, steps):
     async def main():
         async with taking_up(tmp_path / "log") as engine:
             left = {each.request_id: each for each in engine.recovered_requests()}
-            left.pop("gone", None)  # there only if it was complete before it was cancelled
+            left.pop("gone", None)  # recovered only if it had ended before the cancellation
             assert left.keys() == {"short", "long", "both"}
             assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
             assert left["short"].has_ended == (steps > 3) and left["long"].has_ended == (steps > 30)

@@ -29,7 +29,9 @@ DETECTIONS = [
 
 
 def test_rows_of_different_sizes_repeat_as_the_definition_says():
-    """Rows with their own options come and go, and lose their row in the middle of an answer."""
+    """Requests with different options use three rows in turn. Each request is admitted again in the middle of
+    its answer.
+    """
     rng = np.random.default_rng(3)
     watcher, prompt = RepetitionWatcher(3), np.array([1, 1, 1, 1], np.int32)
     found = 0
@@ -53,7 +55,7 @@ def test_rows_of_different_sizes_repeat_as_the_definition_says():
 
 
 def biased_jobs(tokens, detections, count=12):
-    """Yield options for random answers over a few tokens, which soon repeat."""
+    """Yield options for random answers with only a few different tokens, so that the answers soon repeat."""
     for number in range(count):
         asked = {
             "max_tokens": 40,

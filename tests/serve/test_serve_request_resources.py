@@ -56,8 +56,8 @@ class Holding(EchoExecutor):
 
 
 def kept(root, names):
-    """Return the paths of attributes from `root` to each occurrence of an id in `names`, without the log in
-    memory.
+    """Return the attribute paths from `root` to each occurrence of an id in `names`. The log in memory is
+    skipped.
     """
     seen, found, ahead = set(), [], deque([(root, type(root).__name__)])
     while ahead:
@@ -160,7 +160,7 @@ def test_resources_of_recovered_requests_are_released_too(tmp_path):
         for name in ("taken up", "dropped", "lost"):
             engine.submit(name, request_id=name, grammar=GRAMMAR, max_tokens=9)
         engine.step()
-        engine._core.sink.close()  # as a killed process leaves it
+        engine._core.sink.close()  # the log stays as a killed process leaves it
         engine.built.close = lambda: None
     store = tmp_path / "log" / "media"
     (store / f"{hashlib.sha256(b'lost').hexdigest()}.media").unlink()

@@ -1,4 +1,4 @@
-"""Frames in a session that wait for others in the same encoder patch."""
+"""Tests session frames that are held until the other frame for the same encoder patch arrives."""
 
 import asyncio
 import time
@@ -12,7 +12,9 @@ from tests.serve.test_serve_sessions import SIDE, picture
 
 
 def test_an_invalid_frame_is_refused_at_once():
-    """An invalid frame is refused at once and not with its partner, which would then always be refused."""
+    """An invalid frame is refused at once. If it were held, each frame that completes its patch would be
+    refused with it.
+    """
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):
             session.frame(b"no picture", 0.0)
@@ -23,7 +25,7 @@ def test_an_invalid_frame_is_refused_at_once():
 
 
 class Slow(EchoExecutor):
-    """So slow that a long question is still running when its caller leaves."""
+    """An executor so slow that a long question is still running when its caller leaves."""
 
     def collect(self):
         time.sleep(0.01)
@@ -55,7 +57,7 @@ def test_a_frame_is_held_until_it_is_part_of_the_session():
             async with asyncio.timeout(10):
                 while (await session.facts()).num_requests < 2:
                     await asyncio.sleep(0)
-            asked.cancel()  # the session has the call's part, though the caller may not know
+            asked.cancel()  # the session already has the text and the frame
             await asyncio.gather(asked, return_exceptions=True)
             assert session.num_frames_held == 0
 

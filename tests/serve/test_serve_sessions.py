@@ -33,7 +33,7 @@ def frames(count, first=0):
 
 
 def film(seen):
-    """Return all frames as a message part, a video."""
+    """Return a message part with all frames as a video."""
     metadata = {"fps": 1000.0, "frames_indices": [int(1000 * seconds) for seconds, _ in seen]}
     return {"type": "video", "video": ([image for _, image in seen], metadata)}
 
@@ -107,7 +107,9 @@ def test_a_form_and_a_stop_go_with_a_question(engine):
 
 
 def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
-    """The new chain is computed like any prompt: its answer equals a request's with only these tokens."""
+    """A session that begins anew is prefilled like any prompt. Its answer equals the answer to a request with
+    only the kept content.
+    """
     with engine.session(system="Watch.", length=130, keep=80, media_options=SIDE) as session:
         session.append("The door is red. ", anchor=True)
         lengths = []
@@ -152,7 +154,7 @@ def test_invalid_content_is_refused_and_changes_nothing(engine):
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)
     engine.session("short", idle_s=1e-10)  # almost at once; 0 means never
-    for _ in range(2):  # opened and closed
+    for _ in range(2):  # one step opens the session, the next closes it
         engine.step()
     assert "short" not in engine.sessions.names()
 
@@ -212,7 +214,7 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
 def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
-    """After a restart the preparation threads decode; images without room are decoded in steps."""
+    """Preparation threads decode images again up to media_ahead_bytes, and engine steps decode the rest."""
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:
         session = engine.session("door")
@@ -318,7 +320,8 @@ def test_requests_of_a_session_run_one_at_a_time():
 
 def test_leaving_a_question_takes_it_back():
     async def run():
-        slow = builder(processor=TurnEcho(), executor_class=SlowEcho)  # unfinished when its caller leaves
+        # With SlowEcho the answer is unfinished when its caller leaves.
+        slow = builder(processor=TurnEcho(), executor_class=SlowEcho)
         async with AsyncEngine(builder=slow) as engine:
             session = await engine.session()
             await session.append("hello")

@@ -106,8 +106,8 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_stopped_answers_are_valid_with_any_pool(weights, temperature, random_weights):
-    """A small pool preempts, prompts are computed in pieces, blocks are swapped or steps are decided ahead,
-    but the tokens stay the same.
+    """The small block pool causes preemptions and chunked prefills. Blocks are swapped, or steps are decided
+    ahead. The tokens stay the same.
     """
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, list(jobs(21, temperature, 100, schemas=SCHEMAS + random_schemas(14))))
@@ -253,8 +253,8 @@ def test_a_pipeline_and_many_callers():
 
 
 def test_a_grammar_that_hangs_its_compiler_fails_alone():
-    """Fifty good grammars are compiled. While too many hang, new ones are refused, and the engine is not
-    ready.
+    """Fifty good grammars are compiled beside two that hang. While four grammars hang, new grammars are
+    refused, and the engine is not ready.
     """
     ends = threading.Event()
 

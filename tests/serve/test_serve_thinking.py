@@ -114,7 +114,7 @@ def test_nothing_changes_the_tokens(tmp_path):
     for name, one in wide.items():
         asked, choice = jobs(int(name)), one.choices[0]
         end = find_end(choice.token_ids, marker)
-        if end is None:  # the model ended its text before
+        if end is None:  # the model ended its text before the marker
             assert choice.detail == "eos" and len(choice.token_ids) <= asked["thinking_token_budget"] + 1
             continue
         assert end - len(marker) <= asked["thinking_token_budget"]

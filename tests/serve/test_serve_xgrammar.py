@@ -30,7 +30,7 @@ def options_of(schema, number, bounds=BOUNDS):
 
 
 def test_answers_that_end_are_what_their_schemas_describe():
-    """Answers are greedy or sampled, with drafts, and a small pool preempts."""
+    """Answers are greedy or sampled, with drafts, and the small block pool causes preemptions."""
     schemas = random_schemas(40)
     asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
     config = EngineConfig(grammar_backend="xgrammar", num_blocks=24, **SMALL)
@@ -55,7 +55,7 @@ def test_answers_that_end_are_what_their_schemas_describe():
 
 
 def test_a_grammar_that_takes_too_long_fails_alone():
-    """xgrammar takes many seconds for a text with 250,000 characters."""
+    """xgrammar needs many seconds to compile a text with 250,000 characters."""
     slow = Options(make_sampling({}), grammar=grammar_of(grammar={"choice": ["x" * 250_000]}))
     good = [options_of({"const": number}, number) for number in range(20)]
     asked = [(Prompt.of("Say."), each) for each in (good[0], slow, *good[1:])]

@@ -115,7 +115,9 @@ def build_long(model=None, *, stop_watcher_factory=None, **settings) -> FakeBuil
 
 
 class LongExecutor(SimulatedExecutor):
-    """A simulated executor with the other attributes of an executor, for requests without media."""
+    """Adds the attributes that an engine needs to the simulated executor. Supports only requests without
+    media.
+    """
 
     drafters = ()
     graph_counts = {}  # noqa: RUF012 - never changed

@@ -1,6 +1,6 @@
 """Generates the tables in docs/reference/http.md from the code.
 
-python -m tests.server.fields_page writes them to the page
+`python -m tests.server.fields_page` writes the tables to the page.
 """
 
 from pathlib import Path

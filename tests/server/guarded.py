@@ -1,5 +1,5 @@
-"""Runs `mmengine serve --log` with a small process in place of the engine. Each new process has the next
-number; it answers a connection with this number, and obeys commands that it reads from the connection.
+"""Runs `mmengine serve --log` with a small process in place of the engine. Each process has a number, counted
+from 0. The process answers each connection with its number, and obeys the command that it reads.
 """
 
 import os
@@ -170,7 +170,7 @@ class Guarded:
 
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
-    """Run a supervisor, whose processes follow `plan`: one entry for each process, the last for all others.
+    """Run a supervisor. `plan`: the behaviour of each process; the last entry applies to all later processes.
     `given`: a socket as from systemd. `frozen_s`: the supervisor's FROZEN_S.
     """
     one = Guarded(folder, plan, [str(each) for each in options], **given)

@@ -1,7 +1,7 @@
 """Measures the response time of GET /health/live while 600 calls arrive within a second.
 
-`python -m tests.server.health_under_calls [options of the server]`. The server, the sender and this process,
-which probes the server with a new connection each time, are separate processes.
+`python -m tests.server.health_under_calls [options of the server]`. The server and the sender are separate
+processes. This process opens a new connection for each probe.
 """
 
 import json
@@ -77,7 +77,7 @@ def measured(arguments: list[str] | None = None) -> dict[str, object]:
             sender = subprocess.Popen(
                 [sys.executable, "-c", _SEND, str(port)], stdout=subprocess.PIPE, text=True
             )
-            # The event loop answers /version: its times show what the calls cost there.
+            # The event loop answers /version, so these times show how the calls delay the event loop.
             begun, both = time.perf_counter(), [Repeated(port, path) for path in ("/health/live", "/version")]
             for each in both:
                 each.start()

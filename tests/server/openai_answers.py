@@ -20,9 +20,7 @@ _STOP_REASON = {"type": ["string", "integer", "null"]}
 
 
 class Difference(NamedTuple):
-    """A property of OpenAI's object at `place` that has another schema here, or that OpenAI's object
-    lacks.
-    """
+    """A property whose schema differs from OpenAI's, or that OpenAI's object at `place` lacks."""
 
     place: tuple[str, ...]
     name: str
@@ -177,8 +175,8 @@ DIFFERENCES = (
         "vLLM's: limit for the tokens of a prompt and its answer",
     ),
 )
-# OpenAI's description has no events of /v1/completions. They have the schema of the answer with these
-# differences.
+# OpenAI's description has no events of /v1/completions. The events have the schema of the answer with the
+# following differences.
 _EVENT_DIFFERENCES = (
     Difference(
         _in_choices("CreateCompletionResponse"),

@@ -48,7 +48,8 @@ class Lasting(SlowEcho):
         return said if len(prompt) < 50 or self.may_end.is_set() else said * 1000
 
 
-LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # For Lasting: an answer of over a minute.
+# With this context, a Lasting answer takes over a minute.
+LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}
 
 
 class Served:
@@ -241,7 +242,7 @@ def is_empty(server):
 
 
 def leave_at_random(server, times, chosen):
-    """`times` times, send a call and disconnect after a random time. `chosen`: the random generator."""
+    """Send a call and disconnect after a random time, `times` times. `chosen`: the random generator."""
     for _ in range(times):
         connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
         time.sleep(chosen.random() * 0.03)

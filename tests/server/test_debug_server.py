@@ -1,5 +1,5 @@
-"""Tests `mmengine log debug --web`: only a page with the secret address of this server runs commands, and
-never Python code. In a browser the page works like the page of a small log.
+"""Tests `mmengine log debug --web`. Only the page at the server's secret address can run commands, and no
+command runs Python code. In a browser, the page works like the page from `mmengine log report --debug`.
 """
 
 import http.client
@@ -34,7 +34,7 @@ def serving(log, *more):
 
 
 def ask(port, path, method="GET", body=None, **headers):
-    """Return (status, headers, text). `headers`: with _ for -."""
+    """Return (status, headers, text). Underscores in the names of `headers` become hyphens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, sent)

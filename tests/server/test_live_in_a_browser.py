@@ -135,8 +135,8 @@ def turns(browser):
 
 
 def test_a_telephone_shows_the_page(narrow, tmp_path):
-    """The page is as wide as the screen. It asks for a key, names a wrong one, and counts no finished request
-    as running. A tap on a lane opens the panel.
+    """The page is as wide as the screen. It asks for an API key, reports a wrong key, and counts no finished
+    request as running. A tap on a lane opens the panel.
     """
     (tmp_path / "keys").write_text("secret\n")
     log = tmp_path / "log"
@@ -218,8 +218,8 @@ DROP = """new Promise((done) => {
 })"""
 
 
-# Script that draws 120 frames and returns their times. Each frame changes the zoom, and each sixth has new
-# data.
+# Script that draws 120 frames and returns their times. Each frame changes the zoom, and every sixth frame has
+# new data.
 FRAMES = """new Promise((done) => {
   const page = window.mmengineReport, times = [];
   let factor = 1.03;

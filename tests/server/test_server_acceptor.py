@@ -108,7 +108,8 @@ def test_other_requests_reach_the_event_loop(server, monkeypatch):
     assert exchange(server, lively + close).startswith(b"HTTP/1.1 404")
     assert exchange(server, b"HEAD /health/live" + close).startswith(b"HTTP/1.1 200")
     assert exchange(server, b"\x16\x03\x01 no http").startswith(b"HTTP/1.1 400")
-    # The first bytes do not show a probe, so the event loop answers.
+    # Only the event loop's answers have a date header. The first six bytes do not identify a probe, so the
+    # event loop answers.
     assert b"date:" in exchange(server, live[:6], live[6:] + close, pause_s=0.05)
     assert b"date:" not in exchange(server, live + close[:12], close[12:], pause_s=0.05)
     from_page = live + close.replace(b"host", b"Origin: https://page.example\r\nhost")

@@ -1,5 +1,5 @@
-"""Boxes about images that the client names instead of sending: URLs, files of the server and uploaded files.
-Also behind replicas, and with a family whose unit is the resized image's pixels.
+"""Tests boxes in answers about images that the client names by URL, server path or file id. Further tests use
+a fleet replica, and a model family whose unit is the resized image's pixels.
 """
 
 import base64

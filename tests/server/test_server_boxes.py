@@ -26,7 +26,7 @@ SCHEMA = {
 FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}, "boxes": True}
 FLAT = {"type": "json_schema", "name": "it", "schema": SCHEMA, "boxes": True}
 ASKED = {"temperature": 0, "model": "shapes"}
-TURNED = 6  # the EXIF orientation of an image that a viewer rotates by a quarter
+TURNED = 6  # the EXIF orientation of an image that a viewer rotates by 90 degrees
 FRAME = ImageFrame(160, 96, TURNED)
 
 

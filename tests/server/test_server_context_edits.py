@@ -19,7 +19,7 @@ def of(kind, value):
 
 
 def history(num_results, num_thoughts=0):
-    """Return turns with these numbers of tool results and of turns with thinking."""
+    """Return a history with `num_results` tool results and `num_thoughts` assistant turns with thinking."""
     turns = [{"role": "user", "content": "What is a triangle?"}]
     for n in range(num_results):
         turns.append({"role": "assistant", "content": [{**USE, "id": f"t{n}"}]})
@@ -46,7 +46,7 @@ def answers(server, turns, *edits):
 @pytest.mark.parametrize(
     ("turns", "edit"),
     [
-        (history(9), {"type": CLEAR}),  # Anthropic's trigger is 100,000 tokens.
+        (history(9), {"type": CLEAR}),  # Anthropic's default trigger is 100,000 tokens.
         (history(9), {"type": CLEAR, "trigger": of("input_tokens", LIMIT), "keep": of("tool_uses", 0)}),
         (history(0), {"type": CLEAR, "trigger": of("input_tokens", 1), "keep": of("tool_uses", 0)}),
         (history(3), {"type": CLEAR, "trigger": of("input_tokens", 1)}),

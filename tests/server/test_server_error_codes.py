@@ -1,9 +1,8 @@
 """Tests that the status, code and param of a refused call depend on the error's code and path, and not on its
 text.
 
-`bad_calls.json` contains the status, code and param of each call in CALLS. An older version, in which they
-depended on texts, recorded the file. Some recorded params were replaced later by params that name the place
-more exactly.
+`bad_calls.json` contains the status, code and param of each call in CALLS. An older version, which derived
+them from error texts, recorded the file. Some params were later replaced by more exact params.
 """
 
 import json

@@ -321,7 +321,9 @@ def test_trailers_have_the_limit_of_a_head(server):
 
 
 def test_trailers_are_no_headers(tmp_path):
-    """A proxy checks the headers, and passes trailers on."""
+    """A proxy may check only the headers and pass trailers on, so the server must not read trailers as
+    headers.
+    """
     (tmp_path / "keys").write_text("secret\n")
     with served(key_file=tmp_path / "keys") as one:
         assert chunked(one, b"authorization: Bearer secret\r\n").startswith(b"HTTP/1.1 401 ")

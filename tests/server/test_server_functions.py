@@ -1,6 +1,6 @@
 """Tests of tools with the parameters of real functions, a sample of bfcl-eval's data (Apache License 2.0).
-Each schema is enforced, so that a forced call is valid, or refused with an error that names the keyword's
-place in the schema.
+Either a schema is enforced, and a forced call is valid, or the schema is refused with an error that names the
+keyword's place.
 """
 
 import json

@@ -139,7 +139,7 @@ def test_exit_codes_that_end_the_supervisor(tmp_path, plan, code, lives):
 
 def test_a_failed_start_is_retried(monkeypatch, capfd):
     """After an out-of-memory kill, there may not yet be memory for another process, so a failure to start is
-    retried. A failure at the first start is not.
+    retried. A failure at the first start is not retried.
     """
     monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
     monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
