@@ -86,13 +86,6 @@ class DraftHead(HeadNetwork):
         attention: AttentionPort,
         first_layer: int,
     ) -> tuple[Tensor, Tensor]:
-        """Compute a pass. Returns z [t, h], the input of `logits`, and carry [t, h], the input of the next
-        pass.
-
-        `hidden` [t, h]: the result of `fuse`, or the `carry` of the previous pass. `next_embeds` [t,
-        embed_size]: the next tokens' embeddings. `positions`: int64 [3, t], the positions for the hidden
-        states. `first_layer`: the head's first layer in `attention`.
-        """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
         stream = hidden
