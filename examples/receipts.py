@@ -1,4 +1,4 @@
-"""Read a folder of images into typed values, and mark the fields to check by their confidence.
+"""Read a folder of images into typed values, and mark the fields with low confidence for a person to check.
 
     python examples/receipts.py PICTURES --below 0.99 --page review.html
 

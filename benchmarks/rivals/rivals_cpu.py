@@ -38,9 +38,10 @@ TITLE = "Engines for CPUs, side by side"
 # LONG: prompt tokens with a single row. SHORT: prompt tokens for each row with ROWS rows.
 LONG, SHORT, ROWS = 512, 32, 16
 STEPS = {1: 16, ROWS: 8}  # Steps per turn, keyed by the number of rows.
-# Prompts contain only token ids below this limit, for which the embedded checkpoint's tokenizer has texts.
+# Prompts contain only token ids below this limit. The model files have the tokenizer of mmengine's embedded
+# checkpoint, which has texts for these ids.
 IDS = 1500
-TEXT = 256  # Number of tokens after which the next-token distribution is compared.
+TEXT = 256  # Number of positions at which the next-token distributions are compared.
 OURS = "mmengine"
 
 

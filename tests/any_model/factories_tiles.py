@@ -146,7 +146,7 @@ FACTORIES: dict[str, Factory] = {
             *("DeepseekOcr2Processor", "DeepseekOcr2ImageProcessor"),
             {"size": {"height": 96, "width": 96}, "tile_size": 96, "max_patches": 2},
             patch_size=2,
-            downsample_ratio=4,  # A tile has 144 embeddings, one for each query.
+            downsample_ratio=4,  # (96 / 2 / 4) ** 2 = 144 embeddings a tile
         ),
     ),
     "granite_docling": Factory(

@@ -1,4 +1,4 @@
-"""Tests the engine states that step_cost.py measures. Times are not checked."""
+"""Tests that step_cost.py builds the intended engine states. Times are not checked."""
 
 import json
 import sys

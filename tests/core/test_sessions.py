@@ -80,8 +80,8 @@ def test_an_answer_is_that_of_one_cold_request(max_in_flight):
         events = bench.say("s", f"a{number}", said, max_tokens=5, media=pictures)
         cold, _ = reference_tokens(request("cold", said, max_tokens=5, media=pictures), bench.config)
         assert bench.tokens[f"a{number}"] == cold
-        # With two steps in flight, a block whose last token is the second to last token of the answer is not
-        # recorded.
+        # With two steps in flight, the prefix cache lacks a block if its last token is the answer's second to
+        # last token: the request ends before the block is cached.
         missing = max_in_flight - 1 if number else 0
         assert cached(events)[0] == (len(said) - 2) // 4 - missing, (
             "all full blocks of the earlier prompt are hits"
@@ -301,8 +301,8 @@ def test_a_snapshot_holds_sessions_and_their_running_requests():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-# With seeds 276 and 497, a suspect's item was already being encoded in parts for another request, and the
-# encoding began again.
+# Seeds 276 and 497 found a bug. A request that was suspected to kill the engine had an image that was already
+# being encoded in parts for another request, and the encoding wrongly began again.
 @pytest.mark.parametrize("seed", [*range(4), 276, 497])
 def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")

@@ -1,4 +1,6 @@
-"""A stream's reader decodes the output texts on its own thread. The texts equal a plain Engine's texts."""
+"""Output texts are decoded in the thread that reads the stream, not in the engine's thread. The texts equal a
+plain Engine's texts.
+"""
 
 import asyncio
 import threading

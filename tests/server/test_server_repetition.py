@@ -1,4 +1,4 @@
-"""Answers that `repetition_detection` ends, over the three APIs of the server."""
+"""Tests that `repetition_detection` ends answers in all three APIs of the server."""
 
 import httpx2 as httpx
 import pytest

@@ -1,5 +1,5 @@
-"""Measures a vision tower's speed on this machine. The measurement times the linear layers and the attention
-in a single transformer layer, for a few hundred patches.
+"""Measures a vision tower's speed on this machine. Measures the time for the linear layers and the attention
+in a single transformer layer, with a few hundred patches.
 """
 
 import time

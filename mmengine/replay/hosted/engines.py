@@ -16,14 +16,14 @@ from mmengine.replay.hosted.outcome import Difference, Outcome
 
 Ended = ev.Finished | ev.Preempted
 PLUGIN = "mmengine_vllm"
-# Features that mmengine's copy of vLLM's rules does not model, although vLLM's scheduler can derive them
-# without vLLM's workers.
+# Features that mmengine's copy of vLLM's rules does not model. With these features, vLLM's own scheduler can
+# still derive the decisions without vLLM's workers.
 _DERIVED_BY_HOST = {"hybrid KV groups"}
 
 
 class HostEngine(Protocol):
-    """Derives a host's decisions, one scheduling call after the other. `ends`: the ends of requests that
-    follow from the last observations or results, and that must come next in the log, oldest first.
+    """Derives a host's decisions, one scheduling call after the other. `ends`: FINISHED and PREEMPTED events
+    that follow from the last observations or results, oldest first. They must come next in the log.
     """
 
     config: EngineConfig
@@ -112,8 +112,8 @@ def plugin_module(module: str, name: str) -> ModuleType:
 
 
 def own_rules(name: str, started: ev.Started) -> HostRules:
-    """Return the HostRules for a log whose decisions the host's own scheduler derives, in place of this
-    build's rules. The result has a caveat if the scheduler cannot replay this log.
+    """Return the HostRules with which the host's own scheduler derives a log's decisions. This build's rules
+    are then not used. The result has a caveat if the scheduler cannot replay this log.
     """
     missing = [each for each in started.fingerprints.get(UNMODELLED, "").split("; ") if each]
     lacking = ", ".join(each for each in missing if each not in _DERIVED_BY_HOST)

@@ -16,15 +16,15 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """A scheduling call's outcome. Lists are in the order of the decisions, and requests are named by their
-    ids.
+    """A scheduling call's outcome. Each list except `evicted` keeps the order of its own decisions; the order
+    between the lists is not known. Requests are named by their ids.
 
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
     `computed`: the tokens of an admitted request that are prefix cache hits. `evicted`: the keys of encoder
-    outputs. The keys are sorted, because vLLM does not report their order if an output is evicted and encoded
-    again in one call.
+    outputs. The keys are sorted, because their order is not always known: vLLM does not report it if an
+    output is evicted and encoded again in one call.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -46,16 +46,17 @@ class Difference(NamedTuple):
     derived: object
 
 
-# Fields in the order in which differences are reported. A field comes before the fields in which it causes
-# differences.
+# Fields in the order in which differences are reported. A difference in a field can cause differences in
+# later fields, but not in earlier fields.
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 
 def first_difference(logged: Outcome, derived: Outcome, *, is_fcfs: bool) -> Difference | None:
     """Return the first field that differs, or None. For a long value, only the part that differs is returned.
 
-    `is_fcfs`: whether the scheduling policy is fcfs. Under fcfs, the order of preemptions is known from the
-    waiting queue, so it is compared.
+    `is_fcfs`: whether the scheduling policy is fcfs. Under fcfs, preempted requests return to the waiting
+    queue in a known order, so their order is compared. Under other policies the host does not report the
+    order, so both lists are sorted first.
     """
     for name in _FIELDS:
         theirs, ours = getattr(logged, name), getattr(derived, name)

@@ -37,7 +37,7 @@ class _Answer:
     grammar: GrammarRequest | None
     after: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs | None = None  # with the tokens' confidences, as in the event EXECUTED
+    logprobs: Logprobs | None = None  # may also contain confidences, as in EXECUTED
 
 
 @dataclass(slots=True)

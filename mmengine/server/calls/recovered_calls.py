@@ -17,7 +17,7 @@ class RecoveredCall(NamedTuple):
     yet.
 
     If a prompt's request is missing, the engine had not accepted all prompts of the call, so the client
-    received no answer. The other prompts' requests are continued under their ids.
+    received no answer. The engine continues the requests that it had accepted, under the ids from the log.
     """
 
     envelope: Envelope
@@ -36,8 +36,9 @@ class RecoveredCall(NamedTuple):
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # Client libraries do not retry streams by themselves. So a streamed call with an equal body needs no
-        # retry header.
+        # A client library sends a retry header with its own retries, but it never retries a stream. The
+        # caller's code repeats a stream, without the header. So a streamed call with an equal body may claim
+        # this call without the header.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 

@@ -10,16 +10,18 @@ from mmengine.structured_output.engines.unlimited_numbers import HIGH, LOW, limi
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 
-MAX_POWER = 17  # Largest exponent for the power of ten that ends a range. llguidance reads limits as floats.
+# Largest exponent for the power of ten that ends a range. llguidance reads limits as floats, which have 17
+# digits.
+MAX_POWER = 17
 
 
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     """Return a terminal for a number's schema, and a schema for the numbers that the terminal lacks.
 
     The terminal allows at most `most` digits in each part of a number. A schema with a single limit is split
-    at a power of ten into a range from the limit to the power, and a terminal for the numbers beyond the
-    power. The returned schema is None if the terminal suffices. The terminal is "" if the limit has too many
-    digits for a terminal.
+    at a power of ten. The returned schema covers the numbers from the limit to the power. The terminal covers
+    the numbers beyond the power. The returned schema is None if the terminal suffices. The terminal is "" if
+    the limit has too many digits for a terminal.
     """
     low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)
