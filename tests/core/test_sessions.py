@@ -81,7 +81,7 @@ def test_an_answer_is_that_of_one_cold_request(max_in_flight):
         cold, _ = reference_tokens(request("cold", said, max_tokens=5, media=pictures), bench.config)
         assert bench.tokens[f"a{number}"] == cold
         # With two steps in flight, the prefix cache lacks a block if its last token is the answer's second to
-        # last token: the request ends before the block is cached.
+        # last token.
         missing = max_in_flight - 1 if number else 0
         assert cached(events)[0] == (len(said) - 2) // 4 - missing, (
             "all full blocks of the earlier prompt are hits"
