@@ -1,5 +1,5 @@
-"""Tests of the store beside the log: durability, deletion, eviction and migration of answers, and the stored
-files and batches.
+"""Tests the store next to the log: answers are durable, and are deleted, evicted and migrated; files and
+batches are stored.
 """
 
 import asyncio
@@ -92,7 +92,8 @@ def test_writes_that_wait_share_a_commit(tmp_path):
         database = Database(tmp_path, lambda place: (commits.append(place), time.sleep(0.02)))
         store = AnswerStore(database, 1e6, LARGE)
         puts = [store.put(f"r{number}", "a", 1, b"", b"x") for number in range(50)]
-        # This error does not affect the other writes in the commit.
+        # This put fails, because another owner has `r0`. The error must not affect the other writes in the
+        # commit.
         wrong = store.put("r0", "other", 1, b"", b"x")
         found = await asyncio.gather(*puts, wrong, return_exceptions=True)
         assert found[:-1] == [None] * 50 and isinstance(found[-1], InvalidRequest)

@@ -1,4 +1,4 @@
-"""Tests of the page /live, its events, and its questions about the log."""
+"""Tests the page /live, its event stream, and the routes that answer its questions about the log."""
 
 import hashlib
 import http.client

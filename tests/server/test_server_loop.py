@@ -1,5 +1,5 @@
-"""Tests that long work runs on threads and not on the event loop, and tests the parser that makes this
-possible.
+"""Tests that long work runs on threads and not on the event loop, and tests `take_out`, which removes large
+media from a body before the body is parsed.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ def test_invalid_base64_stays_in_the_body(text):
 
 @pytest.mark.parametrize("count", range(6))
 def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
-    # Media are also found if they lie across the pieces of a search.
+    # The search looks through 7 bytes at a time, and must find media that span several such pieces.
     monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)
     given = b'["' + b"\\" * count + b'"' + URL.encode() + b'"]'
     assert (take_out(given)[0] == given) == (count % 2 == 1)

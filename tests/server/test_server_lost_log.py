@@ -19,7 +19,7 @@ LONG = {"messages": [{"role": "user", "content": "a" * 100}]}
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server that gives calls up at once, and whose long answers do not end."""
+    """A server that fails its calls soon after the log is lost, and whose long answers do not end."""
     monkeypatch.setattr(log_place, "LOOK_S", 0.0)
     monkeypatch.setattr(health, "STUCK_S", 0.2)
     monkeypatch.setattr(admission, "WATCH_S", 0.02)
@@ -29,7 +29,7 @@ def server(tmp_path, monkeypatch):
 
 
 class Call(threading.Thread):
-    """A call in flight. `begin` waits until it runs; `end` returns its status and body."""
+    """A call in flight. `begin` waits until its request runs; `end` returns the call's status and body."""
 
     def __init__(self, server, path, body, headers=None):
         super().__init__()

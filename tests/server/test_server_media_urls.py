@@ -107,7 +107,7 @@ def test_a_call_cannot_enable_local_files(net):
 
 
 def test_text_without_media_is_answered_where_urls_are_allowed(server):
-    """Chats, responses, messages, tokenization, sessions: every call has the fetcher among its options."""
+    """The server passes its media fetcher with every call, also if the call has no media."""
     hello = [{"role": "user", "content": "Hello"}]
     bodies = {
         "/v1/chat/completions": {"messages": hello, "max_tokens": 2},

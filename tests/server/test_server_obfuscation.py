@@ -25,7 +25,7 @@ def sizes(text):
 
 
 def plain(events):
-    """Return the events without the field and without what differs from call to call."""
+    """Return the events without `obfuscation` and without the fields that differ between calls."""
     dropped = ("obfuscation", "id", "created")
     return [{name: each[name] for name in each if name not in dropped} for each in events]
 

@@ -17,7 +17,7 @@ from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_f
 
 
 class Client(openai.OpenAI):
-    """A client that records how long it should wait, and waits only 0.05 s."""
+    """A client that records the wait due before each retry, and waits only 0.05 s."""
 
     def when_refused(self):
         pass
@@ -50,7 +50,7 @@ def ask(client, text="hi", **options):
 
 
 def holds(server, num_waiting):
-    """Whether one request runs and `num_waiting` requests wait."""
+    """Return whether a single request runs and `num_waiting` requests wait."""
     stats = server.engine.stats()
     return (stats.num_running, stats.num_waiting) == (1, num_waiting)
 

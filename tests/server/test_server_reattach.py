@@ -41,7 +41,9 @@ class Leaving(SlowEcho):
 
 
 def begin(one, body, headers=None, path=CHAT):
-    """Send a call, wait until its request runs (and a stream has begun), and return the connection."""
+    """Send a call and return the connection, once the call's request runs and a stream has sent its first
+    line.
+    """
     before = set(one.engine._open.running)  # Requests that were just answered may still be in this set.
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
@@ -63,7 +65,7 @@ def deltas(text):
 
 
 def is_unattended(one, name):
-    """Return whether the call is known, and no client reads its answer."""
+    """Return whether the server keeps the call although no client reads the answer."""
     return [call.is_live for call in one.app.calls.detached_calls() if call.request_id == name] == [False]
 
 
@@ -146,7 +148,9 @@ def going_on(log, **settings):
 
 @pytest.fixture
 def left(tmp_path):
-    """A function that returns the log of a server that ended while it answered the given bodies."""
+    """A function that sends the given bodies to a server, stops the server before the answers end, and
+    returns the log.
+    """
 
     def leave(*bodies, headers=None):
         log = tmp_path / "log"
@@ -187,7 +191,7 @@ def test_a_broken_stream_is_repeated_from_its_start(left):
 
 @pytest.mark.parametrize("ends", ["killed while it streams", "answered before", "stored before"])
 def test_a_stream_of_several_choices_is_repeated_byte_for_byte(tmp_path, ends):
-    """The choices' deltas come in the order in which they were sent."""
+    """The repeated stream has the choices' deltas in the order in which the first stream had sent them."""
     log, few_rows = tmp_path / "log", {"max_num_seqs": 2}
     body = asked("three choices, and rows for two " * 3, n=3, stream=True, request_id="three")
     storage = {"log": log} if ends == "stored before" else None

@@ -186,7 +186,7 @@ def test_previous_items_precede_the_input():
     assert [item["role"] for item in items(asked)] == ["user"]  # Only the call's own input items.
     assert echo(asked).previous_response_id == "resp_r"
     (part,) = [each for each in items(first)[0]["content"] if each["type"] == "input_image"]
-    # A call's own input may not refer to a hash, which may be of another client's data.
+    # A call's own input must not name a media hash, because the data may belong to another client.
     with pytest.raises(ApiError, match="not stored"):
         read(of_user(part), before, lambda name: data, previous_response_id="resp_r")
     with pytest.raises(ApiError, match="not stored") as found:

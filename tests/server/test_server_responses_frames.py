@@ -58,7 +58,9 @@ def answers(draw):
 
 
 def news(data, form, cuts, logprobs, *, is_cut=False):
-    """Yield the deltas of a choice whose tokens arrive in pieces that end at `cuts`, and then its end."""
+    """Yield (delta, finish reason, stop) for a choice whose tokens arrive in pieces that end at `cuts`. Only
+    the last entry has a finish reason.
+    """
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     grammar = FORMS[form] if form else None
     choice = ChoiceDeltas(TOKENIZER, SamplingParams(), EITHER, grammar)
@@ -194,7 +196,7 @@ def test_a_cancelled_request_ends_as_failed():
 
 
 def test_a_shutdown_error_repeats_the_last_number():
-    """A client that continues after the error event therefore gets all events."""
+    """The error has the number of the event before it, so a client that continues there misses no event."""
     stream, _ = told(news(b"abc", None, (), False))
     frames = ResponsesFrames("r", ENVELOPE, None)
     deltas = [delta for delta, _, _ in news(b"abc", None, (), False)]

@@ -31,8 +31,8 @@ OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name 
 
 @pytest.fixture
 def started(monkeypatch):
-    """A function that runs the command without an engine and a server, and returns the settings that they
-    would get.
+    """A function that runs `mmengine serve` with a fake engine and a fake server, and returns the settings
+    that they get.
     """
     from mmengine.cli import serve
 
@@ -127,8 +127,8 @@ def other_values(tmp_path):
 
 
 def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
-    """All options together, each with a value other than its default, as flags, environment variables and
-    lines of a file.
+    """Flags, environment variables and lines in a file set the same values. Every option has a value other
+    than its default.
     """
     somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
     monkeypatch.setattr(
@@ -309,9 +309,7 @@ def test_invalid_values_in_a_file_are_reported(tmp_path):
 
 
 def test_a_new_log_uses_priority_scheduling(started, tmp_path):
-    """The default does not apply if the user sets a policy, or if the log exists, which keeps its own
-    policy.
-    """
+    """A policy that the user sets takes precedence. An existing log keeps its own policy."""
     log = tmp_path / "log"
     begun = ("--no-supervise", "--log", log)
     assert started().config.policy == "fcfs" and started(*begun).config.policy == "priority"

@@ -34,9 +34,7 @@ class Leaving(SlowEcho):
 
 
 def ends(folder):
-    """Return the finish reason of each request in a log, or None for an unfinished request. The key is the
-    request id.
-    """
+    """Return {request id: finish reason} for a log. The reason is None if the request is unfinished."""
     found = {}
     for record in CheckedLog(folder):
         if isinstance(record.event, ev.Queued):

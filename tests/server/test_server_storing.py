@@ -57,7 +57,9 @@ def unfinished(server):
 
 
 class Store:
-    """Makes a server's store fail or wait, as a test says."""
+    """Makes a server's store refuse answers while `fails` is true, and delay new responses until `may_begin`
+    is set.
+    """
 
     def __init__(self, server, monkeypatch):
         self.fails, self.tries, self.may_begin = False, 0, threading.Event()
@@ -213,7 +215,9 @@ def test_a_failing_store_is_retried(one, monkeypatch):
 
 
 def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path):
-    """The log and the store are copied when the server has confirmed, which gives the state after a kill."""
+    """The test copies the log and the store once the server has confirmed both calls. The copies
+    equal the files that a kill would leave.
+    """
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
     assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
@@ -248,7 +252,9 @@ def test_a_key_finds_a_running_background_response(one, headers):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
-    """The read takes longer than reattach_s, after which an answer without a reader is dropped."""
+    """The read takes longer than reattach_s. The server drops an answer only if the answer had no reader for
+    reattach_s.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "slow"}))
     connection.getresponse().readline()

@@ -121,7 +121,7 @@ def test_disconnects_at_random_leak_nothing(slow):
 
 @contextmanager
 def paused(server, pause_s):
-    """Set the duration of a step to `pause_s` seconds."""
+    """Set a step's duration to `pause_s` seconds until the context ends."""
     before, server.executor.pause_s = server.executor.pause_s, pause_s
     try:
         yield

@@ -47,7 +47,9 @@ def test_keys_do_not_share_the_prefix_cache_and_are_tenants(key_file, tmp_path):
 
 
 def test_a_key_stays_one_tenant_after_a_restart(key_file, tmp_path):
-    """The request that continues and the key's new requests are in one queue."""
+    """The request that continues after the restart and the key's new requests have the same tenant in the
+    log.
+    """
     log, headers = tmp_path / "log", {"authorization": "Bearer one"}
     body = {"messages": [{"role": "user", "content": TEXT}], "request_id": "mine"}
     with served(executor_class=Lasting, drain_s=0, key_file=key_file, engine_options={"log": log}) as server:

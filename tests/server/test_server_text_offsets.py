@@ -1,4 +1,4 @@
-"""text_offset of completions: each token's place in the returned text, streamed or whole."""
+"""Tests `text_offset` in completions: each token's position in the text, with and without streaming."""
 
 import json
 import unicodedata
@@ -38,7 +38,7 @@ def server():
 
 
 def pieces(choice):
-    """Return each token with the text between its offset and the next one."""
+    """Return each token with the text between its offset and the next token's offset."""
     said = choice["logprobs"]
     ends = [*said["text_offset"], len(choice["text"])]
     assert ends == sorted(ends) and ends[0] == 0
@@ -99,7 +99,7 @@ def test_tokens_of_a_stop_string_begin_at_the_end_of_the_text(server, stop):
 
 
 def byte_texts(names):
-    """Texts of a tokenizer with a token for each byte, and of special tokens from 256."""
+    """Return token texts for a tokenizer with a token for each byte and with special tokens from id 256."""
 
     def of(token):
         data = bytes([token]) if token < 256 else names[token].encode()
@@ -117,7 +117,7 @@ def test_a_prompt_may_begin_with_a_token_that_is_not_in_its_text():
 
 
 def test_offsets_of_another_text_stay_within_it():
-    """A tokenizer may change a text in ways that are not a normal form."""
+    """A tokenizer may change a text in other ways than Unicode normalization."""
     texts = byte_texts({})
     assert TextOffsets(texts, "abc").of_prompt(list(b" ab  c")) == [0, 1, 2, 3, 3, 3]
 

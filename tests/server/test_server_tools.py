@@ -301,7 +301,7 @@ def test_the_example_loops(embedded):
 
 
 def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
-    """The content is the text before the stop string, followed by the text that closes it."""
+    """The content is the text before the stop string, followed by text that closes the structured output."""
     text = {"type": "text", "on_truncation": "close"}
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     of = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}

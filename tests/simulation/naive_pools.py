@@ -13,8 +13,8 @@ class Block:
 
 @dataclass(eq=False)
 class Naive:
-    """A request. `known`: prompt and output tokens. `computed`: how many of them have KV. `queued_with`: how
-    many were known when the request was last queued.
+    """A request. `known`: prompt and output tokens. `computed`: how many known tokens have KV. `queued_with`:
+    how many tokens were known when the request was last queued.
     """
 
     raw: dict
@@ -39,7 +39,7 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. `ahead`: how many tokens after a block determine its content too."""
+    """The block pool. `ahead`: how many tokens after a block are also part of the block's content."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching
@@ -83,9 +83,9 @@ class Blocks:
         block.content = None
 
     def fill(self, rows):
-        """Record the contents of full blocks with known tokens, so that the blocks can be hits as soon
-        as they are scheduled. Among equal blocks the first recorded block is hit. Rows that fill one
-        block without an image in it or after it are recorded first.
+        """Record the contents of full blocks with known tokens, so that the blocks can be hits as soon as
+        their tokens are scheduled. Among equal blocks the first recorded block is hit. Rows that fill exactly
+        one block, and whose images all end before that block, are recorded first.
         """
         for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
             full = self.full(who)

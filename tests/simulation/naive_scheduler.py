@@ -275,8 +275,8 @@ class NaiveScheduler:
 
 
 def drafts_of(who, place, count):
-    """Return drafts. A checksum determines how many are right; the drafts after them are wrong. They
-    end before the first draft that the grammar forbids.
+    """Return at most `count` drafts. A checksum determines how many are right; the drafts after them are
+    wrong. The list ends before the first draft that the grammar forbids.
     """
     raw, drafts = {**who.raw, "inject_bad_at": None}, []
     right = zlib.crc32(f"acc:{who.name}:{place}".encode()) % (count + 1)

@@ -85,8 +85,8 @@ def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
-    """All but one token of `b` are hits. vLLM schedules a placeholder in place of a draft, which is not
-    accepted.
+    """All but one token of `b` are hits. vLLM schedules a placeholder where a draft would be, and the
+    placeholder is not accepted.
     """
     requests = [
         request("a", out=10, prompt=[["gen", "k", 17, 0]]),
@@ -100,7 +100,7 @@ def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
-    """All but one token of `b` are hits, and no row runs beside it. A prompt of one token is not padded."""
+    """All but one token of `b` are hits, and no other row runs. A prompt of one token is not padded."""
     prompt = [["gen", "k", 17, 0]]
     requests = [request("a", out=1, prompt=prompt), request("b", at=2, prompt=prompt), request("c", 1, at=9)]
     theirs, ours = both(tmp_path, requests, config={"num_spec_tokens": 1, "spec_method": "ngram"})
@@ -150,8 +150,8 @@ def picture(name, content, **more):
 
 
 def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
-    """After step 1 neither request needs its picture. `b` is aborted in that step, and vLLM frees its
-    picture first, so that picture is evicted first.
+    """After step 1 neither request needs its picture. `b` is aborted in that step. vLLM frees `b`'s picture
+    before `a`'s, and therefore evicts `b`'s picture first.
     """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
@@ -164,7 +164,7 @@ def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp
 
 @pytest.mark.parametrize("drafts", [{}, {"num_spec_tokens": 3, "spec_method": "eagle3"}])
 def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
-    """`b` decodes, with drafts or without, when it leaves."""
+    """`b` is aborted while it decodes, with drafts or without."""
     requests = [request("a", out=20), request("b", out=20), request("c", at=5, out=4)]
     events = [{"step": 4, "op": "abort", "id": "b", "when": "before_update"}]
     path = write_scenario(tmp_path, requests, config=drafts, events=events)
@@ -181,8 +181,8 @@ def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """Return requests and settings. One step fills equal blocks of `a`, with a picture after the block,
-    and of `b`, which then ends. `c` hits one of the two blocks.
+    """Return requests and settings. A single step fills a block for `a` and an equal block for `b`. A picture
+    follows the block in `a`, and `b` then ends. `c` hits one of the two blocks.
     """
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
     requests = [
@@ -215,7 +215,7 @@ def test_a_failed_grammar_ends_its_request_after_the_running_step(tmp_path):
 
 
 def test_the_trace_of_the_docs():
-    """docs/explanation/policies.md shows these steps beside their scenario file."""
+    """A table in docs/explanation/policies.md shows the steps under our rules and under vLLM's."""
     path = Path(__file__).parents[2] / "examples" / "priority_preemption.json"
     table = (path.parents[1] / "docs" / "explanation" / "policies.md").read_text()
     (_, theirs, _), (_, ours, _) = run(path, compat="vllm"), run(path)

@@ -1,5 +1,5 @@
-"""Tests that the fake model, which computes all rows together, gives the tokens that its rules give one
-by one.
+"""Tests that the fake model, which computes all rows together, gives the same tokens as `token`, which
+computes a single token from the rules.
 """
 
 import zlib

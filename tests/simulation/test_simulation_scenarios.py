@@ -1,5 +1,5 @@
-"""Tests whole runs of small scenarios. The decisions equal the decisions checked by hand, and every run
-obeys the rules for all runs.
+"""Tests whole runs of small scenarios. Each run makes the decisions that were checked by hand, and keeps the
+invariants that hold for all runs.
 """
 
 import json

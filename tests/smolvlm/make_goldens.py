@@ -27,8 +27,8 @@ MAX_NUMBER = 2048
 
 
 def let_torchvision_be_imported():
-    """Declare two operators of torchvision before the import, because its CUDA wheel cannot load its own on a
-    CPU build. The caller must keep the return value.
+    """Declare two torchvision operators before the import, because torchvision's CUDA wheel cannot load them
+    with a CPU build of torch. The caller must keep the return value.
     """
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -24,7 +24,7 @@ def rms(x, weight, eps=1e-6):
 
 
 def dense_fuse(written, aux_hidden_states):
-    """Project a sequence's auxiliary states, [n, 3 * H], to g."""
+    """Project a sequence's auxiliary states, [n, 3 * H], to g, the head's hidden states [n, h]."""
     w = plain_names(written)
     if "input_norm.weight" in w:
         aux_hidden_states = rms(aux_hidden_states, w["input_norm.weight"])
@@ -35,8 +35,8 @@ def dense_fuse(written, aux_hidden_states):
 
 
 def dense(written, hidden, embeds, positions):
-    """Run a whole sequence and return z and carry. Inputs: hidden [n, h], the next tokens' embeddings [n, e],
-    positions [3, n].
+    """Run a whole sequence. Return z, from which logits are computed, and carry, the next pass's hidden
+    states. Inputs: hidden [n, h], the next tokens' embeddings [n, e], positions [3, n].
     """
     w, traits = plain_names(written), written.traits
     x = hidden

@@ -66,7 +66,7 @@ class OpenCache(PagedRows):
             self._backend.begin(step)
 
     def pool(self, layer):
-        """Return [block, 2, offset, num_kv_heads, head_dim]."""
+        """Return a layer's KV pool, [block, 2, offset, num_kv_heads, head_dim]."""
         return self._pool.layers[layer]
 
     def tokens_of(self, layer, row, length):

@@ -237,7 +237,7 @@ def _assert_same_logprobs(got, due):
     assert (got is None) == (due is None)
     for mine, theirs in zip(got or (), due or (), strict=True):
         assert mine[0][0] == theirs[0][0] and len(mine) == len(theirs)
-        # Steps of another shape sum float32 in another order: logprobs differed by up to 2.3e-5.
+        # A step with another shape sums float32 values in another order. Logprobs differed by up to 2.3e-5.
         assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-4)
         kept = [value for _, value in theirs[1:]]
         sure = {token for token, value in theirs[1:] if value > min(kept) + 1e-4}
@@ -266,8 +266,9 @@ def declare_drafter(patch, name, load):
 
 
 class Scripted:
-    """Proposes the tokens in `truth`: all, some, more, or wrong ones, by a rule that depends only on the
-    request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th step with drafts.
+    """Proposes the tokens in `truth`, or too few or too many tokens, wrong tokens, or none. The choice
+    depends only on the request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th
+    step with drafts.
     """
 
     name = "scripted"

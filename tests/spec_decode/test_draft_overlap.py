@@ -72,7 +72,7 @@ def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monke
 
 
 def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
-    """Resume near the end with two steps or with drafts in flight, and at the beginning."""
+    """Resume from copies made at the beginning and, near the end, with two steps or with drafts in flight."""
     asked, want = wanted
     end = want.stats.num_output_tokens * 3 // 4
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)

@@ -160,8 +160,8 @@ def dense(spec, size):
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_the_kv_equals_a_single_pass(settings, pauses):
-    """Compare the head's KV where the next token is known. With `pauses`, rows with waiting states are
-    skipped.
+    """Compare the head's KV at positions whose next token is known. With `pauses`, skip rows with deferred
+    auxiliary states.
     """
     sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
     _skip_without_a_head(sizes["spec"])
@@ -193,7 +193,7 @@ def test_the_kv_equals_a_single_pass(settings, pauses):
             plan = seen.plan
             assert PENDING not in plan.input_ids
             for place, row in enumerate(plan.rows.tolist()):
-                swapped = pauses and "swap_blocks" in settings  # a row's waiting states are then lost
+                swapped = pauses and "swap_blocks" in settings  # swapping drops a row's deferred states
                 assert head.keys.whole[row] or swapped
                 if head.deferred.is_late(np.array([row]))[0] or not head.keys.whole[row]:
                     continue

@@ -110,8 +110,8 @@ def untouched_keys(head, hidden, embeds):
 
 
 def test_positions_follow_their_axes(tmp_path):
-    """The families have consecutive mrope sections, interleaved sections, and none. Without sections, height
-    and width have no effect.
+    """The three families have consecutive mrope sections, interleaved mrope sections, and no sections.
+    Without sections, height and width have no effect.
     """
     for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):
         head = load(FAMILIES[family](), tmp_path / family)

@@ -1,5 +1,5 @@
-"""Tests of a draft head that may not draft for some steps: its states wait, or it sleeps, and later it drafts
-again.
+"""Tests of a draft head that may not draft for some steps. The head defers its auxiliary states, or sleeps
+and skips steps, and drafts again later.
 """
 
 import random

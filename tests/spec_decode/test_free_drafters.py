@@ -141,7 +141,7 @@ def test_drafts_equal_a_loop_over_the_text(kind):
     assert found > 1000
 
 
-@example([[2, 1, 1], [2, 2, 2]], 160185062)  # Both have the same hash.
+@example([[2, 1, 1], [2, 2, 2]], 160185062)  # Both n-grams have the same hash.
 @given(st.lists(st.lists(TOKENS, min_size=3, max_size=3), max_size=30), st.integers(0, 2**64 - 1))
 def test_an_index_returns_the_latest_entry(grams, salt):
     index = GramIndex(3, 16, num_tables=2)

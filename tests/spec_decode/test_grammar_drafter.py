@@ -1,5 +1,6 @@
-"""Test drafts from a grammar: a row follows its first draft grammar, and when its text leaves that grammar,
-the next. If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
+"""Tests drafts from a grammar. A row follows its first draft grammar until the text leaves that grammar, and
+then follows the next grammar. If draft grammars fail to compile or never finish, drafts come from the row's
+own grammar.
 """
 
 import threading

@@ -1,5 +1,5 @@
-"""Tests of the training of a draft head: the data are the target's own answers and reproducible, and the
-labels are the target's tokens.
+"""Tests of the training of a draft head: the data are reproducible answers from the target, and the labels
+are the target's tokens.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-# All bounds off except the order of keys; without that bound, most objects would be written in Lark.
+# All bounds are off except `ordered`. If keys could have any order, most objects would be written in Lark.
 UNBOUND = Bounds(whitespace=0, decimals=0, digits=0, max_digits=0)
 
 
