@@ -20,7 +20,7 @@ ROWS = {
     row[1]: row.groups()[1:]
     for row in ROW.finditer((ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text())
 }
-# `budget` breaks an invariant; `late_stop` differs from another build (--against).
+# `budget` breaks an invariant; `late_stop` is found by comparison with another build (--against).
 QUICK = ("budget", "late_stop")
 
 
@@ -44,7 +44,7 @@ def minimized(name, folder, num_requests):
     assert (made, code) == (0, 0), done.stderr
     report = json.loads(said)
     assert report["requests"] <= 4
-    if name != "crash":  # This bug ends the night with the third request.
+    if name != "crash":  # This bug ends the run at the third request.
         assert report["requests_before"] == num_requests
     said = f"{report['failure']} {report['what']}"
     assert all(word in said for word in named.replace("`", "").split(", ")), said

@@ -86,7 +86,7 @@ class Worker:
         theirs.close()
 
     def end(self, *, is_cut_off: bool = False) -> int:
-        """Return the exit code."""
+        """Wait until the process ends, and return its exit code. `is_cut_off`: terminate it before."""
         if is_cut_off:
             self._process.terminate()
         self._process.join()
@@ -143,7 +143,9 @@ class Pool:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _ended(self, worker: Worker) -> None:
-        """Report the test that ended its worker as failed, and start another worker for the others."""
+        """Report the test that ended its worker as failed, and start another worker. The ended worker's other
+        tests return to the queue.
+        """
         del self._workers[worker.pipe]
         code = worker.end()
         if not worker.tests:
@@ -167,7 +169,7 @@ def _work(session, pipe: Connection, parents: Connection, number: int) -> None:
     option.maxfail = 0  # The parent counts the failures of all workers.
     plugins.unregister(name="terminalreporter")
     Reporter(session.config, pipe)
-    # Its files would have one position for all processes.
+    # The inherited capture files would share their position among all processes.
     capture = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()
@@ -212,7 +214,7 @@ class Reporter:
         if not self._is_registered:
             return
         category, place = warning_message.category, (warning_message.filename, warning_message.lineno)
-        # Without the warning's objects, which perhaps cannot be sent.
+        # Send only the warning's text, because the warning's objects perhaps cannot be pickled.
         plain = warnings.WarningMessage(str(warning_message.message), category, *place)
         value = {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
         self._pipe.send(("warning", value))

@@ -1,7 +1,7 @@
 """Draw random schemas with valid instances, for tests of generated texts.
 
 `cases()` draws a Case: a schema with supported keywords, and a strategy for valid instances whose keys are in
-the schema's order. A short text satisfies every schema.
+the schema's order. Each schema has a short valid text.
 """
 
 from dataclasses import dataclass

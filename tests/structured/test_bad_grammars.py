@@ -1,5 +1,5 @@
-"""Test that wrong, hostile or oversized grammars are refused before a model runs if possible, and otherwise
-end only their own answer.
+"""Test that wrong, hostile or oversized grammars are refused before a model runs if possible. A grammar that
+fails later ends only its own answer.
 """
 
 import json
@@ -241,7 +241,7 @@ def test_rules_are_counted():
 
 
 def test_intersections_are_counted():
-    """The engine would allocate gigabytes for many intersections, and end the process."""
+    """Without the limit, the engine would allocate gigabytes for many intersections, and end the process."""
     parts = " & ".join(f"/.*a{n}.*/" for n in range(18))
     for lark in (f"start: A\nA: {parts}", parts.replace(" & ", "\nB & ").join(("start: A\nA: ", ""))):
         with pytest.raises(InvalidRequest, match=r"^grammar.lark has more than 16 intersections"):

@@ -80,7 +80,7 @@ MANY = {"type": "object", "properties": {f"key {n}": {"type": "integer"} for n i
 
 
 def close(closings, matcher, said=b"", budget=4096):
-    """Return the text `said` with its completion; None if there is none."""
+    """Return `said` followed by its completion, or None if no completion is found within `budget`."""
     matcher, place = matcher.deep_copy(), closings.begin()
     assert not said or matcher.consume_tokens(list(said))
     for token in said:
@@ -158,7 +158,7 @@ def test_texts_that_are_not_json_are_completed(pattern, said):
 
 
 def test_a_property_may_have_the_name_of_a_number_keyword():
-    """The schema of such a property is not taken for a bound."""
+    """A property named `minimum` has a schema, which must not be read as a bound."""
     schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
     grammar = Grammar({"type": "object", **schema})
     closings = closings_of(grammar.text)
@@ -192,8 +192,8 @@ def test_a_budget_is_kept():
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
-    """Return a reachable position: an instance's beginning, perhaps with further allowed bytes; and the
-    instance's rest.
+    """Return the bytes up to a reachable position, and the instance's rest. The bytes are the instance's
+    beginning, perhaps followed by other allowed bytes.
     """
     text = json.dumps(data.draw(case.instances), ensure_ascii=False, separators=(",", ":")).encode()
     cut = source.randrange(len(text))
@@ -218,7 +218,7 @@ def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     said, rest = reach(grammar, case, data, source)
     text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(case.schema).validate(json.loads(text))
-    whole = (said + rest).decode(errors="replace")  # A character that is cut in two does not count.
+    whole = (said + rest).decode(errors="replace")  # Half a character becomes U+FFFD.
     if in_order and grammar.accepts(whole):
         assert len(text.encode()) <= len(whole.encode())
 
@@ -246,8 +246,8 @@ def closer_of(grammar: Grammar, budget: int) -> Closer:
 
 
 def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -> tuple[bytes, list[int]]:
-    """Return a text with at most `budget` tokens from a model that generates `wanted` and then any allowed
-    bytes, and the known completion's length at each token.
+    """Simulate a model that generates `wanted` and then random allowed bytes. Returns the text, which has at
+    most `budget` tokens, and the known completion's length at each token.
     """
     matcher, said, known = grammar.matcher.deep_copy(), bytearray(), []
     closer = closer_of(grammar, budget)
@@ -274,7 +274,7 @@ def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data
     grammar = Grammar(case.schema, Bounds())
     least = shortest(grammar)
     for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
-        # The longest budget has no wanted text and follows any allowed path.
+        # With a budget above `least` + 1, the model has no wanted text and generates random allowed bytes.
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, known = speak(grammar, budget, random.Random(seed), wanted if budget <= least + 1 else b"")
         assert len(text) <= budget
@@ -302,7 +302,7 @@ def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
 
 
 def test_words_are_not_searched_as_numbers(monkeypatch):
-    """The search does not try numbers that begin with e, of which there would be thousands."""
+    """Outside a number, the search must not read the letter e as an exponent and try thousands of numbers."""
     asked, allows = [], Search._allows_tokens
     monkeypatch.setattr(
         Search, "_allows_tokens", lambda self, way, tokens: asked.append(tokens) or allows(self, way, tokens)

@@ -69,7 +69,7 @@ def backend(request) -> LLGuidance:
 
 
 def generated(backend: LLGuidance, grammar: GrammarRequest) -> str:
-    """Return the only text of a grammar, taking forced tokens as a step does."""
+    """Return the only text that the grammar allows. Consumes forced tokens as an engine step does."""
     matcher, out = backend.compile(grammar).matcher(), []
     while not matcher.is_stopped():
         mask = matcher.compute_bitmask()
@@ -101,7 +101,7 @@ def test_forced_text_is_generated_as_it_stands(backend, text):
 
 @pytest.mark.parametrize("unit", ["Hello one two. ", "é Ω ", "x", "a\u0323\u0307"])
 def test_a_long_forced_text_is_encoded_in_parts(unit, monkeypatch):
-    """Each step of an answer would encode the whole rest of its text, while all other rows wait."""
+    """Without a limit, each step would encode the whole remaining forced text while all other rows wait."""
     text, found = unit * (5_000 // len(unit)), []
     for limit in (backend_module.MAX_FORCED_CHARS, 10**6):
         monkeypatch.setattr(backend_module, "MAX_FORCED_CHARS", limit)

@@ -1,4 +1,4 @@
-"""Fields of a JSON text: their places, the values that a schema names, and confidences from tokens."""
+"""Test the fields of a JSON text: their spans, the values that the schema lists, and their confidences."""
 
 import json
 import math

@@ -142,7 +142,7 @@ def test_a_completion_contains_only_required_keys() -> None:
 
 
 def test_a_name_that_lark_cannot_spell() -> None:
-    """An object beside an array with counted items is written in Lark too."""
+    """The object is written in Lark, because its array has `contains`."""
     schema = nulls("\x7f", 'a"') | {"additionalProperties": False}
     schema["properties"]["some"] = {"type": "array", "contains": NULL, "items": {"type": ["null", "boolean"]}}
     assert Grammar(schema).accepts('{"\x7f":null,"some":[true,null]}')

@@ -1,4 +1,4 @@
-"""Lark grammars of custom tools: read into rules, and enforced on the spelling of a JSON string."""
+"""Test the Lark grammars of custom tools: they are parsed into rules, and enforced within a JSON string."""
 
 import json
 import random
@@ -90,7 +90,7 @@ def test_the_spelling_of_each_text_is_accepted(name: str) -> None:
 
 
 def test_random_answers_are_json_strings_that_the_grammar_derives() -> None:
-    """llguidance itself reads the grammars and judges the texts."""
+    """llguidance reads the original grammar and checks each decoded text."""
     source = random.Random(8)
     for name in ("patch", "recursive", "ranges", "counts", "a line has no end"):
         own = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(CASES[name][0]), log_level=0)

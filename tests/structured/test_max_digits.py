@@ -157,7 +157,7 @@ def test_the_notes_name_the_maximum() -> None:
 
 
 def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
-    """The repetition {0,0} of further keys is an error in the engine's Lark."""
+    """No second unnamed key may follow. The repetition {0,0} for it is an error in the engine's Lark."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},

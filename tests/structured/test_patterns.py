@@ -1,5 +1,5 @@
-"""Test patterns: masks accept the same strings as a backtracking matcher, lengths included, and no pattern
-ends an answer early.
+"""Test that masks accept the same strings as a backtracking matcher, for patterns alone and with length
+limits. No pattern ends an answer early.
 """
 
 import json

@@ -160,7 +160,7 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
     row, plain = row_of(backend, grammar, draft_grammars), Plain(backend, grammar)
     for _ in range(draw(st.integers(1, 12))):
         drafts = list(row.forced(0, draw(st.integers(0, 8))))
-        if draw(st.booleans()):  # Another drafter's tokens, after these or in their place.
+        if draw(st.booleans()):  # Another drafter's tokens follow or replace the forced tokens.
             drafts = [*drafts[: draw(st.integers(0, 8))], *ahead_of(plain, draw, 3)]
             drafts = drafts[: row.num_allowed(0, drafts)]
         assert END not in drafts
@@ -180,8 +180,8 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
-    """Walk randomly through draft grammars. Their white space is json.dumps's, also for schemas that are
-    written in Lark, where once any amount of white space was skipped (found with seed 1000559).
+    """Walk randomly through draft grammars. Their white space must be as json.dumps writes it. Draft
+    grammars written in Lark once skipped any amount of white space (found with seed 1000559).
     """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")

@@ -154,7 +154,7 @@ def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
             instance = source.instance()
             try:
                 valid = referee.is_valid(instance)
-            except RecursionError:  # A reference that leads back to itself in place.
+            except RecursionError:  # A reference refers to itself for the same value.
                 break
             if seed % 2 and not grammar.narrow:  # A note in `narrow` may say that the order of keys is fixed.
                 accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
@@ -185,7 +185,7 @@ def test_overlapping_patterns() -> None:
 
 
 def test_a_complement_is_short() -> None:
-    """A complement can be written as many patterns, and a long pattern makes the grammar engine slow."""
+    """A complement can be written in many ways. A long pattern would make the grammar engine slow."""
     assert len(complement_pattern(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
     assert (
         len(complement_pattern(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex)

@@ -58,7 +58,9 @@ def test_many_key_patterns_are_refused_by_keyword(monkeypatch):
 
 
 def test_many_patterns_of_one_string_are_refused():
-    """The grammar engine would allocate gigabytes for their intersection, and end the process."""
+    """Without the limit, the grammar engine would allocate gigabytes for the patterns' intersection, and end
+    the process.
+    """
     schema = {"allOf": [{"type": "string", "pattern": f"^.*a{n}.*$"} for n in range(17)]}
     with pytest.raises(SchemaRefused, match="more than 16 patterns") as refused:
         normalize_schema({"type": "object", "properties": {"k": schema}})

@@ -1,4 +1,4 @@
-"""Test free text with structural tags, token by token, against another implementation of their definition."""
+"""Test free text with structural tags, token by token. A second implementation gives the right results."""
 
 import json
 import random
@@ -68,14 +68,14 @@ def backend():
 
 
 class Accepts:
-    """Decides whether a text is in a grammar: each token must be allowed at its position, and then the end.
-    Any allowed tokens may spell the text.
+    """Decides whether a grammar accepts a text: each token must be allowed at its position, and an end token
+    after the text. Random allowed tokens spell the text.
     """
 
     def __init__(self, backend, asked, seed=0):
         self.backend, self.compiled = backend, backend.compile(grammar_of(grammar={"structural_tag": asked}))
         self.random = random.Random(seed)
-        self.seen = []  # For the last text: its tokens, and whether it could end after each.
+        self.seen = []  # The last text's tokens, each with whether the text could end there.
 
     def allowed(self, matcher):
         bits = np.zeros((1, -(-len(TOKENS) // 32)), np.uint32)

@@ -153,8 +153,8 @@ def test_closing_ends_the_threads():
 
 
 class Compiled(str):
-    """A compiled grammar. If its text begins with a bracket, completing it takes as many tokens as the text
-    has characters.
+    """A compiled grammar. If the text begins with a bracket, the shortest completion has as many tokens as
+    the text has characters.
     """
 
     @property

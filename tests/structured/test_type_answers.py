@@ -16,7 +16,7 @@ import msgspec
 import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12.
+from typing_extensions import TypedDict  # Before Python 3.12, pydantic requires this TypedDict.
 
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.normalization import Bounds

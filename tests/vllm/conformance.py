@@ -1,10 +1,10 @@
-"""Records fuzzed workloads with vLLM's scheduler, and derives each log twice: by the rules here, and by the
+"""Records fuzzed workloads with vLLM's scheduler, and derives each log twice: by mmengine's rules, and by the
 installed vLLM's own scheduler.
 
     build/vllm/bin/python -m tests.vllm.conformance [--seeds 4] [--steps 80]
 
-Prints a table with a row for each setting, then each difference. The exit code is 1 if there is one. The
-rules do not describe hybrid KV groups, so only vLLM derives these logs.
+Prints a table with a row for each setting, then each difference. The exit code is 1 if there is a difference.
+The rules do not describe hybrid KV groups, so only vLLM derives logs with hybrid KV groups.
 """
 
 import argparse
@@ -55,7 +55,7 @@ SETTINGS = {
     "hybrid groups, hashes of 8": {"window": 64, "num_blocks": 60, "hash_block_size": 8},
     "async, hybrid groups": {"window": 64, "num_blocks": 60, "overlaps": True},
 }
-ENCODER = 64  # embeddings of the budget and of the cache
+ENCODER = 64  # The encoder's budget for a step and its cache size, in embeddings.
 COLUMNS = ("setting", "workloads", "calls", "requests", "preempted", "rules", "vllm")
 FORMAT = "{:<28}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
 
@@ -69,7 +69,9 @@ def recorder_class(*, overlaps, images):
 
 
 def workload(folder, seed, steps, settings):
-    """Record one workload. Returns both reports and the number of preemptions."""
+    """Record a workload. Returns the rules' report (None for hybrid KV groups), vLLM's report, and the number
+    of preemptions.
+    """
     os.environ["MMENGINE_LOG"] = str(folder)
     cls = recorder_class(overlaps=settings.get("overlaps", False), images=settings.get("images", False))
     _, preempted = drive(cls, seed, steps=steps, **settings)

@@ -15,11 +15,11 @@ EOS = 2
 
 
 class FullAttentionSpec:
-    """Names the kind of a KV group."""
+    """Tells a KV group's kind by its class name."""
 
 
 class FakeRequest:
-    """What the recorder and the fake read of vLLM's Request."""
+    """Has the attributes of vLLM's Request that the recorder and FakeScheduler read."""
 
     def __init__(self, request_id, prompt, max_tokens=8, *, mm_features=(), salt=None, grammar=None):
         self.request_id, self.prompt_token_ids, self.max_tokens = request_id, prompt, max_tokens
@@ -47,7 +47,7 @@ class FakeRequest:
 
 
 class FakeScheduler:
-    """`num_blocks` includes block 0, which is never given out."""
+    """A scheduler with `num_blocks` KV blocks. Block 0 is included, but no request gets block 0."""
 
     def __init__(self, *, max_num_seqs=4, num_blocks=32, block_size=4, max_model_len=64, overlaps=False):
         self.scheduler_config = SimpleNamespace(
@@ -197,7 +197,8 @@ class FakeScheduler:
 
 
 def run_output(output, next_token):
-    """Return what a model runner returns for `output`, in another order. `next_token`: maps a request's id to
+    """Return a model runner's result for `output`, with the requests sorted by id instead of in scheduling
+    order. `next_token`: maps a request's id to
     a token.
     """
     names = sorted(output.num_scheduled_tokens)

@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM's workers, which compute tokens from what the scheduler tells them."""
+"""Stand-in for vLLM's workers, which computes tokens from the scheduler's outputs."""
 
 from types import SimpleNamespace
 
@@ -6,10 +6,11 @@ EOS = 2
 
 
 class Workers:
-    """Stands for vLLM's workers: KV by slot, features by identifier, and requests as they were told.
+    """Replaces vLLM's workers. Holds KV by slot, the identifiers of encoder outputs, and the scheduled
+    requests.
 
-    A request's next token is a function of the KV in its blocks, so it is right only if blocks, positions
-    and tokens were right in all steps.
+    A request's next token is a function of the KV in its blocks, so the token is right only if the scheduler
+    sent the right blocks, positions and tokens in all steps.
     """
 
     def __init__(self, block_size, *, is_second_runner=False, num_drafts=0):
@@ -66,7 +67,7 @@ class Workers:
         for index in range(request.computed, request.computed + count):
             self.kv[request.blocks[index // self.size], index % self.size] = tokens[index]
         if request.computed + count < len(request.tokens):
-            return []  # a part of the prompt
+            return []  # Only a part of the prompt is computed.
         made = []
         for length in range(len(request.tokens), len(tokens) + 1):
             made.append(self._next(request, length))

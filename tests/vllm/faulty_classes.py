@@ -6,6 +6,6 @@ from examples.vllm_faults.lost_rows import LosesRows
 
 
 class LosesRowsAhead(LosesRows, AsyncScheduler):
-    """Loses rows under asynchronous scheduling: a step is decided before the previous step's tokens are
+    """Loses rows under asynchronous scheduling, which decides a step before the previous step's tokens are
     known.
     """

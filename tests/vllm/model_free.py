@@ -1,6 +1,6 @@
-"""vLLM's own scheduler without a model: a small configuration, requests, and what a model runner returns.
+"""Runs vLLM's own scheduler without a model: makes a configuration, requests and a model runner's outputs.
 
-Requires vLLM, and HF_HUB_OFFLINE=1 without a network.
+Requires vLLM. On a machine without a network, set HF_HUB_OFFLINE=1.
 """
 
 import random
@@ -28,8 +28,8 @@ from mmengine_vllm.deriving.scheduler_alone import model_folder
 
 
 def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
-    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs. `method`: a method for
-    drafts that needs a draft model, which a scheduler without a model does not load.
+    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs. `method`: a drafting method
+    that normally needs a draft model. No draft model is loaded here.
     """
     defaults = {"max_model_len": 2048, "skip_tokenizer_init": True, "enforce_eager": True}
     args = EngineArgs(model=model_folder(8192), block_size=block_size, **{**defaults, **settings})
@@ -83,7 +83,7 @@ def make_request(name, prompt, max_tokens, hasher, *, grammar=False, **more):
 
 
 def with_encoder(cls, budget, cache_size):
-    """Return a subclass of a scheduler class with an encoder, which the text model lacks.
+    """Return a subclass of `cls` with an encoder budget and cache, although the text model has no encoder.
 
     `budget`: embeddings of a step. `cache_size`: embeddings in the cache.
     """
@@ -104,8 +104,8 @@ def image(identifier, start, length):
 
 
 class Runner:
-    """Returns one token for each row whose prompt is computed, in the order of a persistent batch: a request
-    that left gives its place to the last one.
+    """Returns one token for each row whose prompt is computed, in the order of a persistent batch: the last
+    request moves to the place that a finished request left.
     """
 
     def __init__(self, scheduler):
@@ -140,8 +140,8 @@ class Runner:
 
 
 class RandomGrammars:
-    """Stands for vLLM's manager of grammars. A grammar is compiled after some steps or breaks, refuses some
-    drafts, and rarely refuses a sampled token, which ends the request.
+    """Replaces vLLM's StructuredOutputManager. After some steps, a grammar is compiled or its compilation
+    fails. A compiled grammar refuses some drafts, and rarely a sampled token, which ends the request.
     """
 
     def __init__(self, rng):
@@ -153,7 +153,7 @@ class RandomGrammars:
         self._compiling.append(compiling)
 
     def compile(self):
-        """Complete some grammars. One in ten breaks."""
+        """Complete some compilations. A tenth fails."""
         done = [each for each in self._compiling if self._rng.random() < 0.3]
         self._compiling = [each for each in self._compiling if each not in done]
         for each in done:
@@ -175,11 +175,13 @@ def drive(
     cls, seed, *, steps=300, overlaps=False, drafts=0, method="", window=0, images=False, grammars=False,
     loras=0, hash_block_size=0, **settings,
 ):  # fmt: skip
-    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, in blocks that are
-    too few. `drafts`: the most drafts of a row, which are n-grams or those of `method`. `window`,
+    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, with too few blocks.
+
+    `drafts`: the maximum number of drafts per row, from n-grams or from `method`. `window`,
     `hash_block_size`: as in `make_scheduler`. `images`: whether requests have up to two of eight images.
-    `grammars`: whether a third of the requests has a grammar. `loras`: the most adapters of a step; requests
-    have one of twice as many, or none. Returns the numbers of requests and of preemptions.
+    `grammars`: whether a third of the requests has a grammar. `loras`: the maximum number of adapters per
+    step. A request has no adapter, or draws from twice as many. Returns the numbers of requests and of
+    preemptions.
     """
     if loras:
         settings |= {"enable_lora": True, "max_loras": loras}
@@ -247,7 +249,7 @@ def random_features(rng, prompt):
 
 
 class DraftingRunner(Runner):
-    """Accepts a random number of each row's drafts, and proposes up to `most` random ones."""
+    """Accepts a random number of each row's drafts, and proposes up to `most` random drafts."""
 
     def __init__(self, scheduler, rng, most):
         super().__init__(scheduler)

@@ -109,7 +109,7 @@ class PrefillStats(SimpleNamespace):
 
 
 class MultiModalBudget:
-    """The encoder's budgets, as a test wants them."""
+    """Gives every configuration an encoder budget and a cache of 64 embeddings."""
 
     encoder_compute_budget = encoder_cache_size = 64
 

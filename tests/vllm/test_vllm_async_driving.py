@@ -1,4 +1,5 @@
-"""mmengine_vllm.Scheduler beside vLLM's own AsyncScheduler, with workers that have no model. `make vllm` runs
+"""Compares answers under mmengine_vllm.Scheduler and under vLLM's own AsyncScheduler, without a model. `make
+vllm` runs
 these tests with two versions of vLLM; vLLM's CPU build turns asynchronous scheduling off.
 """
 
@@ -29,7 +30,9 @@ SETTINGS = {
 
 
 def run(cls, settings):
-    """Run requests with one step ahead. Returns the requests, their tokens, and the number of preemptions."""
+    """Run requests, and schedule each step before the previous step is updated. Returns the requests, their
+    tokens, and the number of preemptions.
+    """
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": MAX_LEN, "num_blocks": 40}
     config = engine_config(block_size=16, **limits, **settings)
     config.scheduler_config.async_scheduling = True

@@ -16,11 +16,11 @@ from tests.vllm.stand_in import FinishReason, PauseState, RequestStatus, install
 
 
 class FullAttentionSpec:
-    """Names the kind of a KV group."""
+    """Tells a KV group's kind by its class name."""
 
 
 class FakeRequest:
-    """What the scheduler reads of vLLM's Request."""
+    """Has the attributes of vLLM's Request that the scheduler reads."""
 
     def __init__(self, name, prompt, max_tokens=9, *, media=(), grammar=None, priority=0, stop_token_ids=()):
         self.request_id, self.prompt_token_ids, self.max_tokens = name, list(prompt), max_tokens
@@ -105,7 +105,7 @@ def vllm_config(*, drafts=0, overlaps=False, is_second_runner=False, policy="fcf
 
 
 class Manager:
-    """Stands for vLLM's manager of grammars. `refused`: a token that no grammar takes."""
+    """Replaces vLLM's StructuredOutputManager. `refused`: a token that no grammar accepts."""
 
     def __init__(self, refused=None):
         self.refused, self.masks = refused, []
@@ -122,8 +122,8 @@ class Manager:
 
 
 def run(scheduler, workers, requests, *, before=None, depth=1):
-    """Run as vLLM's loop does until no request is left. `depth`: steps that are scheduled before the oldest
-    is updated. Return each request's outputs.
+    """Run as vLLM's loop does until no request is left. `depth`: how many steps are scheduled before the
+    oldest step is updated. Returns each request's outputs.
     """
     got, queue, step = {request.request_id: [] for request in requests}, [], 0
     arrivals = list(requests)

@@ -1,5 +1,5 @@
-"""Records, names and minimizes the faults of examples/vllm_faults in vLLM's environment. Each written test
-runs where neither mmengine nor its plugin can be imported.
+"""Records, names and minimizes the faults of examples/vllm_faults in vLLM's environment. Each test that `log
+minimize` writes runs in a process that can import neither mmengine nor its plugin.
 
 The faults are priority_victim, draft_budget, double_free, lost_rows, encoder_reference and chunk_livelock.
 table.py records each with recorded_run.py or served_script.py.
@@ -42,7 +42,9 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir
 
 
 def run_test(folder, name=""):
-    """Run the written test without mmengine, on the class `name` or on vLLM's own."""
+    """Run the written test without mmengine, on the scheduler class `name`, or on vLLM's own scheduler if
+    `name` is empty.
+    """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` has a relative path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*second, str(ROOT)]), "SCHEDULER_CLASS": name}

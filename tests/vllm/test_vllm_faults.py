@@ -1,4 +1,6 @@
-"""The minimized logs of examples/vllm_faults: `verify`, an invariant or a replay names each fault."""
+"""Tests that `verify`, an invariant or a replay names the fault in each minimized log of
+examples/vllm_faults.
+"""
 
 from pathlib import Path
 

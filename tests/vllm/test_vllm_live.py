@@ -1,4 +1,4 @@
-"""The recorder in a running vLLM with the embedded checkpoint. `make vllm` runs these tests."""
+"""Tests the recorder in a running vLLM with the embedded checkpoint. `make vllm` runs these tests."""
 
 import json
 import os
@@ -20,7 +20,7 @@ OWN = {"mmengine-vl", "mmengine-vllm"}
 
 
 def run(folder, scheduler, *arguments, processes=False, **environment):
-    """Run vLLM in a process of its own, and return the answers and what it printed."""
+    """Run vLLM in a separate process. Returns the answers and the printed text."""
     settings = {
         "MMENGINE_LOG": str(folder / "log"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),
@@ -76,7 +76,8 @@ def test_the_engine_in_a_process_of_its_own_records_too(tmp_path):
 def test_installing_the_plugin_changed_no_version():
     """`make vllm` writes the versions, and what `pip check` says, before it installs the plugin.
 
-    A process of its own reads them now, because setuptools shows its copies of packages once it is imported.
+    The test reads the versions in a new process, because an imported setuptools also lists its copies of
+    packages.
     """
     before = json.loads((HERE / "build/vllm/before.json").read_text())
     command = [sys.executable, str(HERE / "tests/vllm/installed.py")]

@@ -1,4 +1,5 @@
-"""The recorder in vLLM's own scheduler, without a model. `make vllm` runs these tests with two versions of
+"""Tests the recorder in vLLM's own scheduler, without a model. `make vllm` runs these tests with two versions
+of
 vLLM.
 """
 

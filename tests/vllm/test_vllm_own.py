@@ -1,4 +1,4 @@
-"""`verify --with vllm` where vLLM is not installed, and the description of KV groups."""
+"""Tests `verify --with vllm` without vLLM, and the text that describes KV groups."""
 
 import importlib.util
 import json

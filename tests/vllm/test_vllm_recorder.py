@@ -1,4 +1,4 @@
-"""The recorder of vLLM's scheduler, against a scheduler with the same interface."""
+"""Tests the recorder for vLLM's scheduler with FakeScheduler, which has the same interface."""
 
 import ast
 import subprocess
@@ -104,7 +104,7 @@ def test_pseudo_ids_are_equal_for_as_long_as_the_tokens_are(record, tmp_path):
     events, _ = folded(tmp_path / "log")
     a, b, c = (tokens_in(event.prompt) for event in of_type(events, ev.Queued))
     answer = [tokens_in(event.token_ids)[0] for event in of_type(events, ev.Executed)]
-    assert b[:5] == a + answer[:2]  # an answer continues the prompt's chain
+    assert b[:5] == a + answer[:2]  # The answer's ids continue the prompt's chain of ids.
     assert not set(a) & set(c)
 
 

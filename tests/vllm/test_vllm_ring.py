@@ -1,4 +1,4 @@
-"""Logs that begin while requests run: the ring in memory, and a log that is continued in new folders."""
+"""Tests logs that begin while requests run: the ring in memory, and a log that continues in new folders."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def drive(scheduler, num_steps, *, seed=1, first=0, evicts=False):
 
 
 def live_facts(scheduler):
-    """Return each running request's tokens and blocks, in the order of its id."""
+    """Return each running request's id, number of tokens, and blocks, sorted by id."""
     return sorted((r.request_id, len(r.tokens), r.blocks) for r in scheduler.running)
 
 

@@ -1,5 +1,5 @@
-"""The recorder in a vLLM that it does not know: other versions, fields that are new, gone or of another kind,
-and methods that are gone. The scheduler works as without the recorder, and one line says what is wrong.
+"""Tests the recorder with an unknown vLLM: another version, fields that are new, missing or of another kind,
+or missing methods. The scheduler works as without the recorder, and a log line names the problem.
 """
 
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def recorded(base, version="0.33.0"):
 
 
 def serve(scheduler, spoil=lambda result: None):
-    """Serve three requests, of which one is aborted, and return the tokens of all."""
+    """Serve three requests, abort the second, and return each request's tokens."""
     requests = [FakeRequest(f"r{number}", list(range(9)), 6) for number in range(3)]
     for request in requests:
         scheduler.add_request(request)

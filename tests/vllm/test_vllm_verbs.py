@@ -20,7 +20,8 @@ HERE = Path(__file__).parent
 FOLDERS = [HERE / "recordings", HERE / "recordings" / "faults", HERE.parents[0] / "replay" / "recordings"]
 LOGS = {log.name: log for folder in FOLDERS for log in sorted(folder.iterdir()) if any(log.glob("*.mmlog*"))}
 SMALL = ["priority_victim", "double_free", "encoder_reference"]
-# Exit codes: done, refused with a reason, diverged or read in part, only folded, no answer, no end.
+# Exit codes: 0 done, 1 refused with a reason, 2 wrong arguments, 3 diverged or read in part, 5 only folded,
+# 6 no answer or truncated, 13 and 14 no end.
 CODES = {0, 1, 2, 3, 5, 6, 13, 14}
 NUM_MUTANTS, NUM_SOAKED = 100, 2000  # mutants with changed records, and as many with changed bytes
 VERBS = {
@@ -95,7 +96,9 @@ def _cli(verb, log):
 
 
 def look(log, rng, counts):
-    """Read a damaged log with one command: it returns a result, or raises a LogError of one line."""
+    """Read a damaged log with a random command, which must return a result or raise a LogError without a line
+    break.
+    """
     verb = rng.choice(list(LOOKS))
     try:
         LOOKS[verb](log)

@@ -1,8 +1,8 @@
-"""Declares two operators of torchvision before it is imported. Each Python process of the environment of
-`make vllm` runs this file at its start.
+"""Declares two operators of torchvision before torchvision is imported. Each Python process of the
+environment of `make vllm` runs this file at its start.
 
-PyPI's torchvision needs CUDA libraries for its operators, and its import requires that these two exist. Its
-transforms are Python.
+PyPI's torchvision needs CUDA libraries for its operators, and importing torchvision requires that these two
+operators exist. The transforms are pure Python.
 """
 
 import sys
