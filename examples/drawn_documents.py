@@ -5,8 +5,9 @@
         --prompt "Describe the image as JSON."
     python examples/drawn_documents.py score FOLDER answers.jsonl
 
-The documents are pictures and PDF pages of held-out scenes, because the included model reads nothing else.
-For your own documents, write truth.jsonl by hand: a line is {"document": "name.png", "value": {…}}.
+The documents are pictures and PDF pages of drawn scenes, because the included model reads only such scenes.
+They are not in the model's training data. For your own documents, write truth.jsonl by hand: a line is
+{"document": "name.png", "value": {…}}.
 """
 
 import argparse
@@ -47,7 +48,9 @@ def draw(folder: Path) -> None:
 
 
 def score(folder: Path, answers: Path) -> list[str]:
-    """Return lines with the numbers of right documents and fields, and of right fields by probability."""
+    """Return lines that count the right documents and the right fields. Further lines count the right fields
+    in each range of probabilities (BINS).
+    """
     truths = {line["document"]: dict(leaves(line["value"])) for line in _lines(folder / "truth.jsonl")}
     documents, right, fields = 0, 0, 0
     marks: list[tuple[float, bool]] = []  # The probability of each read field, and whether it is right.

@@ -1,4 +1,5 @@
-"""Tests text-only models: media are refused, templates without parts get strings, and tokenizers come from
+"""Tests text-only models: media are refused, templates that cannot read a list of content parts get strings,
+and tokenizers come from
 data or files.
 """
 

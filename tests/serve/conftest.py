@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
     """Return a checkpoint with the embedded checkpoint's shape and random weights. The embedded checkpoint
-    writes JSON without a grammar; this checkpoint does not.
+    writes JSON even if no grammar enforces it. This checkpoint writes JSON only under a grammar.
     """
     folder = tmp_path_factory.mktemp("random") / "model"
     shutil.copytree(pytest.importorskip("mmengine_shapes").checkpoint_path(), folder)

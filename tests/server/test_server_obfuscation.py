@@ -1,5 +1,5 @@
-"""Tests of stream_options.include_obfuscation: events have even sizes, and their texts stay the
-same.
+"""Tests of stream_options.include_obfuscation: each event is padded to a multiple of 64 bytes, and the texts
+stay the same.
 """
 
 import json

@@ -15,7 +15,9 @@ from mmengine.checkpoint.gguf.types import BLOCKS, StoredType
 from mmengine.checkpoint.tensors import Blocks, CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
-ROPE_FACTORS = "rope_freqs.weight"  # Factors of rotary frequencies; config.json expresses them as options.
+# Factors for rotary frequencies. The tensor is skipped, because the config's `rope_parameters` contain the
+# factors.
+ROPE_FACTORS = "rope_freqs.weight"
 PIECE_VALUES = 2**20  # Number of values decoded at once: 4 MiB of float32.
 # GGUF name -> transformers name for the tensors of a layer. Other names stay unchanged.
 _PARTS = {
@@ -69,9 +71,9 @@ _HEAD_LAYER = re.compile(r"blk\.\d+\.nextn\.(\w+)\.weight")
 class GGUFEntry(TensorEntry):
     """A tensor in a GGUF file, with methods that decode it.
 
-    `paired_heads`: number of heads if the file stores the rows of each head in the order 0, d/2, 1, d/2 + 1,
-    …, else 0. The methods return such rows in the order 0, 1, 2, …, in which safetensors files store them.
-    `adjust`: how `pieces` changes the stored values of a vector.
+    `paired_heads`: 0, or the number of heads (of d rows each) if the file stores the rows of a head in the
+    order 0, d/2, 1, d/2 + 1, …. The methods return such rows in the order 0, 1, 2, …, in which safetensors
+    files store them. `adjust`: how `pieces` changes the stored values of a vector.
     """
 
     type: StoredType

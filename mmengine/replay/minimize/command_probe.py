@@ -38,9 +38,9 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 class CommandProbe:
     """A probe for which a log fails if the command's exit code is not 0.
 
-    A failure's signature consists of the exit code and the last line printed, without numbers. When the
-    deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in this process
-    and returns the exit code. If `main` is None, every command runs as a process.
+    A failure's signature consists of the exit code and the last printed line. Numbers in this line are left
+    out. When the deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in
+    this process and returns the exit code. If `main` is None, every command runs as a process.
     """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):

@@ -1,10 +1,10 @@
 """Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are divided by their arrival into slices of equal size. The odd slices are one half, and the
-even slices the other, so that a drift of the machine's speed is in both halves. Step times are fitted to the
-steps of one half, and the whole log is simulated with these times. The latencies of the other half's requests
-are then compared with the logged latencies. A prediction is trusted if the error of every latency is within a
-bound.
+The requests are divided by their arrival into slices of equal size. The odd slices (the first, the third,
+...) are one half, and the even slices the other, so that a drift of the machine's speed is in both halves.
+Step times are fitted to the steps of one half, and the whole log is simulated with these times. The latencies
+of the other half's requests are then compared with the logged latencies. A prediction is trusted if the error
+of every latency is within a bound.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
 # An error is also accepted up to this multiple of the relative difference between the logged halves.
 OF_DIFFERENCE = 1.5
-# If the halves' step times differ by a larger factor, the refusal names this factor, too.
+# If the step times in one half are more than STEADY times those in the other, the refusal names their ratio
+# too.
 STEADY = 1.1
 
 
@@ -131,7 +132,9 @@ def slices_of(count: int) -> np.ndarray:
 
 
 def _halves(measured: Measured, slices: np.ndarray) -> tuple[list[TimedStep], list[TimedStep]]:
-    """Return the steps of the odd and of the even slices. A slice begins with its first arrival."""
+    """Return the steps in the first, third, ... slices, and the steps in the second, fourth, ... slices. A
+    slice begins with its first arrival.
+    """
     begins_ns = measured.meter.arrived_ns[np.flatnonzero(np.diff(slices)) + 1]
     halves: tuple[list[TimedStep], list[TimedStep]] = [], []
     ends_ns = [step.end_ns for step in measured.steps]

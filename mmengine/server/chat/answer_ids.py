@@ -6,5 +6,5 @@ PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "responses": "resp_", "m
 
 
 def answer_id(api: str, request_id: str) -> str:
-    """Return the answer's id for a request id. `api`: the name of the API in the envelope."""
+    """Return the answer's id for a request id. `api`: a key of PREFIXES; another name has no prefix."""
     return f"{PREFIXES.get(api, '')}{request_id}"

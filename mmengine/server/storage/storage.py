@@ -19,8 +19,9 @@ FOLDER = "store"  # Name of the folder below the log's folder.
 class Storage:
     """The stored answers, files and batches of a server.
 
-    `log`: the log's folder. `has_several_keys`: whether each API key may use only its share of the bytes for
-    files. `clock`: returns Unix time in seconds. `fault`: see Database. Raises ConfigError.
+    `log`: the log's folder. `has_several_keys`: whether the server has several API keys; each key may then
+    use only its share of the bytes for files. `clock`: returns Unix time in seconds. `fault`: see Database.
+    Raises ConfigError.
     """
 
     def __init__(

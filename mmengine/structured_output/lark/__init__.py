@@ -1,1 +1,3 @@
-"""Parses the Lark grammars of custom tools, and converts them to grammars for JSON strings."""
+"""Parses the Lark grammars of custom tools. Converts each to a grammar for a JSON string whose value matches
+the original grammar.
+"""
