@@ -65,7 +65,9 @@ class DrawnTimes:
         own_ns = slow_ns * times.ratios[self._ratios_of.like(name)]
         usual = times.usual[self._ratios_of.nearest(name)]
         self._last = work.kind, slowness, slow_ns * usual, own_ns
-        return self._passed(own_ns + times.pauses_ns[self._pauses_of.like(name)])
+        step_ns = own_ns + times.pauses_ns[self._pauses_of.like(name)]
+        self.prolong(step_ns)
+        return round(step_ns)
 
     def phase(self, step_ns: int, until_ns: int) -> int:
         """Return a step's phase (PLAIN, DURING or BEFORE) if the next request arrives `until_ns` after the
@@ -86,17 +88,18 @@ class DrawnTimes:
         delay_ns = slowness * delays[int(self._rng.integers(len(delays)))]
         return round(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
 
-    def prolong(self, delay_ns: int) -> None:
-        """Count a delay of the last step as time in which the engine was busy."""
-        self._passed(delay_ns)
+    def prolong(self, time_ns: float) -> None:
+        """Count a step's time, or a delay of the last step, as time in which the engine was busy."""
+        self._busy_ns = min(self._busy_ns + time_ns, BEGUN_NS)
 
     def host_ns(self, num_rows: int) -> int:
         """Return the engine's own time before a step in ns, or 0 if `step_ns` includes this time."""
         return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
 
-    def _passed(self, time_ns: float) -> int:
-        self._busy_ns = min(self._busy_ns + time_ns, BEGUN_NS)
-        return round(time_ns)
+
+def _reach(times: StepTimes) -> int:
+    """Return how many steps before or after the simulation's time a draw may choose from."""
+    return max(MIN_WINDOW, len(times.ratios) // WINDOW)
 
 
 class _Members:
@@ -114,9 +117,8 @@ class _Members:
 
     def begin(self, now_ns: int, busy_ns: float) -> None:
         """Start a run at a step near the time `now_ns`, before which the engine was busy for `busy_ns`."""
-        count = len(self._times.ratios)
-        reach = max(MIN_WINDOW, count // WINDOW)
-        at = min(int(np.searchsorted(self._times.ends_ns, now_ns)), count - 1)
+        reach = _reach(self._times)
+        at = min(int(np.searchsorted(self._times.ends_ns, now_ns)), len(self._times.ratios) - 1)
         self._low, self._high, self._busy_ns = at - reach, at + reach, busy_ns
         self._next.clear()
 
@@ -154,7 +156,7 @@ class _Slowness:
 
     def __init__(self, times: StepTimes, rng: np.random.Generator):
         self._times, self._rng = times, rng
-        self._reach = max(MIN_WINDOW, len(times.ratios) // WINDOW)
+        self._reach = _reach(times)
         gaps_ns = np.diff(times.ends_ns, prepend=times.ends_ns[0])
         # The end times of the steps, with long gaps shortened.
         self._clock_ns = np.cumsum(np.minimum(gaps_ns, MAX_GAP_NS))
@@ -168,9 +170,7 @@ class _Slowness:
             self._left = max(1, 2 * self._reach // BLOCKS)
             center = int(np.searchsorted(self._times.ends_ns, now_ns))
             low, high = max(0, center - self._reach), min(count, center + self._reach)
-            low = min(low, max(0, high - MIN_WINDOW))
-            place = int(self._rng.integers(low, max(high, low + 1)))
-            self._ahead_ns = int(self._clock_ns[min(place, count - 1)]) - now_ns
+            self._ahead_ns = int(self._clock_ns[int(self._rng.integers(low, high))]) - now_ns
         self._left -= 1
         place = int(np.searchsorted(self._clock_ns, now_ns + self._ahead_ns))
         return float(self._times.slowness[min(place, count - 1)])
