@@ -98,6 +98,12 @@ def test_an_arrival_delays_the_step_and_the_step_before():
     assert drawn.phase(1_000_000, 1_000_000) == BEFORE
     assert drawn.phase(1_000_000, 1_000_000 + round(times.lead_ns) + 1) == PLAIN
     assert drawn.delay_ns(PLAIN) == 0
+    for phase in (DURING, BEFORE):
+        found = []
+        for step in steps[:2000]:
+            drawn.step_ns(step.work, step.end_ns)
+            found.append(drawn.delay_ns(phase))
+        assert np.mean(found) == pytest.approx(3e6, rel=0.1)
 
 
 @pytest.mark.parametrize("slow_from", [2.0, 0.0])
