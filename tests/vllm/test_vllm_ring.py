@@ -92,12 +92,20 @@ def test_a_ring_that_covers_a_long_time_holds_everything(record, tmp_path, monke
     assert "not_derived" not in events[0].fingerprints and of_type(events, ev.Queued)
 
 
-def test_a_signal_dumps_the_ring_and_calls_the_handler_that_was_there(ring, tmp_path):
+@pytest.mark.parametrize("stays", [True, False], ids=["running", "shutdown"])
+def test_a_signal_dumps_the_ring_and_calls_the_handler_that_was_there(ring, tmp_path, stays):
+    """A scheduler that keeps running dumps the ring, and so does a scheduler that is shut down at once."""
     seen = []
     signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     scheduler = ring()
     drive(scheduler, 9)
     os.kill(os.getpid(), signal.SIGUSR1)
+    if stays:
+        for _ in range(1200):
+            if list(tmp_path.glob("log/*.mmlog")):
+                break
+            time.sleep(0.05)
+        assert list(tmp_path.glob("log/*.mmlog"))
     scheduler.shutdown()
     assert seen == [signal.SIGUSR1]
     events, _ = folded(tmp_path / "log")
