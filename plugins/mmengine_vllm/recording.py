@@ -193,8 +193,7 @@ class Recording:
             self._over.set()
             self._wakes.set()
             self._close(None)
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(CLOSE_S)  # the thread may be in the middle of a dump
+        self._watcher.join(CLOSE_S)  # the thread may be in the middle of a dump
 
     def _close(self, last: ev.Event | None) -> None:
         try:

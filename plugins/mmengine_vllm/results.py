@@ -60,7 +60,7 @@ class RunnerOrder:
             self._is_stale |= name in self._row_of
             self._row_of[name] = row
         if len(self._row_of) > 2 * len(step.ids) + MOST_LEFT:
-            self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
+            self._forget_others(step)
 
     def column(self, step: Step, names: list[str]) -> bytes:
         """Return the column with the rows for `names`, which are the requests of `step` in any order. `step`
@@ -71,10 +71,13 @@ class RunnerOrder:
         try:
             self._follow(names)
         except KeyError:  # a request that was in no step for a while was forgotten
-            self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
+            self._forget_others(step)
             self._names = []
             self._follow(names)
         return bytes(self._column)
+
+    def _forget_others(self, step: Step) -> None:
+        self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
 
     def _follow(self, names: list[str]) -> None:
         """Update the parts of the column whose names changed."""
