@@ -9,7 +9,8 @@ from functools import wraps
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
 MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that searches the text again for each match.
-# Maximum length of the other arguments to such a filter or to tojson, and of strftime_now's format.
+# Maximum length of the other arguments to tojson or to a filter that searches its text again for each match,
+# and of strftime_now's format.
 MAX_SEPARATOR_CHARS = 256
 MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
