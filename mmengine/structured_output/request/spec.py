@@ -46,7 +46,8 @@ MAX_CHOICES = 10_000
 MAX_RULES = 2_000
 # Maximum number of `&` in a Lark grammar. The states of an intersection may double with each part.
 MAX_INTERSECTIONS = 16
-_LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # A comment, a string or a regex.
+# A comment, a string or a regular expression in a Lark grammar.
+LARK_LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 _NESTED_SCHEMA = re.compile(r"%json\s*")
 _JSON = json.JSONDecoder()
 _RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head, after its name, options or parameters.
@@ -311,7 +312,7 @@ def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
 def _check_intersections(lark: str) -> None:
     """Raise InvalidRequest if a Lark grammar, or a schema in it, has too many intersections of texts."""
     where = FieldPath("grammar", "lark")
-    if _LITERAL.sub("", lark).count("&") > MAX_INTERSECTIONS:
+    if LARK_LITERAL.sub("", lark).count("&") > MAX_INTERSECTIONS:
         raise InvalidRequest(f"{FIELD} has more than {MAX_INTERSECTIONS} intersections (&)", path=where)
     for found in _NESTED_SCHEMA.finditer(lark):
         try:

@@ -4,11 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
+from mmengine.structured_output.request.spec import LARK_LITERAL
 
 _IDS = re.compile(r"<\[(\^?)([^\]]*)\]>")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(-?)\s*([0-9]{1,9})?\s*")
-# Comments, strings and regular expressions. Inside these, a token's name is ordinary text.
-_TEXT = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/""")
 _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 
 
@@ -18,7 +17,7 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
     A rule can contain a token by its name, by an id or a range of ids (<[3,7-9]>, <[^3]>, <[*]>), or by
     stop="". A name in quotes is a text. `specials` maps token names to ids.
     """
-    rules = _TEXT.sub(" ", lark)
+    rules = LARK_LITERAL.sub(" ", lark)  # Inside literals, a token's name is ordinary text.
     found = [name for name, token in specials.items() if token in ends and name in rules]
     for each in _IDS.finditer(rules):
         covered = any(_holds(each[2], token) != bool(each[1]) for token in ends)
