@@ -74,14 +74,14 @@ class EmbedCall:
     keep: int = 0
     media_options: dict[str, object] | None = None
 
-    def jobs(self, options: Options) -> Jobs:
-        """Return a job for each input. Raises InvalidRequest, whose path contains the input's index."""
+    def jobs(self, options: Options, first: int = 0) -> Jobs:
+        """Return a job for each input. Raises InvalidRequest, whose path contains the input's index. `first`:
+        the index of the first input.
+        """
         jobs = []
-        for index, job in enumerate(self.each_job(options)):
+        for index, job in enumerate(self.each_job(options), first):
             if isinstance(job, InvalidRequest):
-                if job.path[:1] == (INPUTS,):
-                    job.path = FieldPath(INPUTS, index)
-                raise job
+                raise _of_input(job, index)
             jobs.append(job)
         if not jobs:
             raise InvalidRequest("the list of inputs is empty: send at least one", path=(INPUTS,))
@@ -153,12 +153,7 @@ class ScoreCall:
         pairs = self.pairs
         if self.model.task == "embed":
             jobs = self._embeds(self.queries).jobs(options)
-            try:
-                return jobs + self._embeds(self.documents).jobs(options)
-            except InvalidRequest as error:
-                if error.path[:1] == (INPUTS,) and len(error.path) > 1:
-                    error.path = FieldPath(INPUTS, len(jobs) + int(error.path[1]))
-                raise
+            return jobs + self._embeds(self.documents).jobs(options, len(jobs))
         self.model.check_reranks()
         job_options = replace(options, pooling=Pooling("logits", self.model.tokens))
         return [(self._rerank_prompt(index, *pair), job_options) for index, pair in enumerate(pairs)]
@@ -174,9 +169,7 @@ class ScoreCall:
                 media_options=self.media_options,
             )
         except InvalidRequest as error:
-            if error.path[:1] == (INPUTS,):
-                error.path = FieldPath(INPUTS, index)
-            raise
+            raise _of_input(error, index) from None
 
     def _embeds(self, inputs: Sequence[PoolInput]) -> EmbedCall:
         name = "query" if inputs is self.queries and "query" in self.model.prompts else None
@@ -215,6 +208,13 @@ def ranked(
     """Return at most `top_n` documents, highest score first. Documents with equal scores keep their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [RankedDocument(index, scores[index], documents[index]) for index in order[:top_n]]
+
+
+def _of_input(error: InvalidRequest, index: int) -> InvalidRequest:
+    """Return an error with the input's index in its path, if the error concerns an input."""
+    if error.path[:1] == (INPUTS,):
+        error.path = FieldPath(INPUTS, index)
+    return error
 
 
 def _vector(answer: Completion) -> np.ndarray:
