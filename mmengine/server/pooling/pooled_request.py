@@ -65,6 +65,6 @@ class Places(NamedTuple):
 
 def listed(name: str, given: object) -> list[FieldPath]:
     """Return the path of each input in the field `name`."""
-    count = len(given) if isinstance(given, list) else 0
-    is_list = isinstance(given, list) and not all(isinstance(each, int) for each in given)
-    return [FieldPath(name, index) for index in range(count)] if is_list else [FieldPath(name)]
+    if isinstance(given, list) and not all(isinstance(each, int) for each in given):
+        return [FieldPath(name, index) for index in range(len(given))]
+    return [FieldPath(name)]

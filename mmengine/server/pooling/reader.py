@@ -152,18 +152,10 @@ class PooledReader:
         body, ignored = RERANK.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
         self._check_count("documents", len(body.documents))
-        if body.top_n is not None and body.top_n < 1:
-            raise ApiError(
-                ErrorCode.INVALID_VALUE,
-                f"{FIELD} must be 1 or more, not {body.top_n}",
-                FieldPath("top_n"),
-            )
-        if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 1:
-            raise ApiError(
-                ErrorCode.INVALID_VALUE,
-                f"{FIELD} must be 1 or more, not {body.max_tokens_per_doc}",
-                FieldPath("max_tokens_per_doc"),
-            )
+        for field, limit in (("top_n", body.top_n), ("max_tokens_per_doc", body.max_tokens_per_doc)):
+            if limit is not None and limit < 1:
+                text = f"{FIELD} must be 1 or more, not {limit}"
+                raise ApiError(ErrorCode.INVALID_VALUE, text, field)
         call = self._scores([body.query], body.documents, body, body.max_tokens_per_doc)
         places = self._pairs([FieldPath("query")], listed("documents", body.documents))
         if body.truncate_prompt_tokens is None:
