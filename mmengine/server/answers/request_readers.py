@@ -171,16 +171,17 @@ class RequestReaders:
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
         match envelope.api:
-            case "chat":
-                twice = self.settings.reasoning_fields == "both"
-                frames: Frames = ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
-                return ObfuscatedFrames(frames) if envelope.is_obfuscated else frames
             case "responses":
                 return ResponsesFrames(name, envelope, texts)
             case "messages":
                 return MessagesFrames(name, envelope)
-        echo_texts, num_choices = parsed_request.echo_texts, parsed_request.sampling.n
-        frames = CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
+        frames: Frames
+        if envelope.api == "chat":
+            twice = self.settings.reasoning_fields == "both"
+            frames = ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
+        else:
+            echo_texts, num_choices = parsed_request.echo_texts, parsed_request.sampling.n
+            frames = CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
         return ObfuscatedFrames(frames) if envelope.is_obfuscated else frames
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
