@@ -4,6 +4,7 @@ import pytest
 
 from mmengine import AsyncEngine
 from mmengine.config import EngineConfig
+from mmengine.server.messages.context_edits import check_context_management
 from tests.serve.test_serve_chat import JSON_TEMPLATE
 from tests.server.running import served
 
@@ -93,6 +94,26 @@ def test_malformed_context_management_is_refused(server, given):
     body = {"messages": history(0), "max_tokens": 2, "context_management": given}
     status, _, answer = server.call("/v1/messages", body)
     assert status == 400 and answer["error"]["message"].startswith("context_management "), answer
+
+
+def test_the_messages_are_read_once_for_all_edits():
+    class Turns(list):
+        num_reads = 0
+
+        def __iter__(self):
+            self.num_reads += 1
+            return super().__iter__()
+
+    turns, trigger = Turns(history(3, 1)), of("input_tokens", 1)
+    edits = [{"type": CLEAR, "trigger": trigger}, {"type": THINK}] * 20
+    check_context_management({"edits": edits}, turns, LIMIT)
+    assert turns.num_reads == 1
+
+
+def test_a_block_whose_type_is_no_text_is_named(server):
+    turns = [{"role": "user", "content": [{"type": ["x"]}]}]
+    for status, _, answer in answers(server, turns, {"type": CLEAR, "trigger": of("input_tokens", 1)}):
+        assert status == 400 and answer["error"]["message"].startswith("messages[0].content[0].type "), answer
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 nothing from a prompt, so only edits without an effect are accepted.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.server.http.errors import ApiError, Json
@@ -19,12 +19,13 @@ def check_context_management(given: Json | None, turns: Sequence[Json], max_mode
     at most `max_model_len` tokens.
     """
     where = FieldPath("context_management")
-    edits = (given or {}).get("edits")
-    is_known = edits is None or isinstance(edits, list)
-    if not is_known or (given or {}).keys() - {"edits"}:
+    fields = given or {}
+    edits = [] if fields.get("edits") is None else fields["edits"]
+    if not isinstance(edits, list) or fields.keys() - {"edits"}:
         raise _refusal(where)
-    for number, edit in enumerate(edits if isinstance(edits, list) else ()):
-        if not isinstance(edit, dict) or not _removes_nothing(edit, turns, max_model_len):
+    history = _History(turns)
+    for number, edit in enumerate(edits):
+        if not isinstance(edit, dict) or not _removes_nothing(edit, history, max_model_len):
             raise _refusal(where / "edits" / number)
 
 
@@ -33,24 +34,42 @@ def _refusal(where: FieldPath) -> ApiError:
     return ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where)
 
 
-def _removes_nothing(edit: Json, turns: Sequence[Json], max_model_len: int) -> bool:
+class _History:
+    """Counts the content that edits could remove. Counts once for all edits, and only if an edit needs it."""
+
+    def __init__(self, turns: Sequence[Json]):
+        self._turns = turns
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Return the number of tool results, of tool uses, and of turns with thinking."""
+        results = uses = thoughts = 0
+        for turn in self._turns:
+            content = turn.get("content")
+            blocks = content if isinstance(content, list) else []
+            kinds = [block.get("type") for block in blocks if isinstance(block, dict)]
+            results, uses = results + kinds.count("tool_result"), uses + kinds.count("tool_use")
+            thoughts += any(kind in _THINKING for kind in kinds)
+        return {"results": results, "uses": uses, "thoughts": thoughts}
+
+
+def _removes_nothing(edit: Json, history: _History, max_model_len: int) -> bool:
     kind = edit.get("type")
     if kind == "clear_thinking_20251015":
         keep = edit.get("keep")
         if keep in ("all", {"type": "all"}):
             return True
-        return sum(map(_has_thinking, turns)) <= _value(keep, "thinking_turns", _KEPT_TURNS)
+        return history.counts["thoughts"] <= _value(keep, "thinking_turns", _KEPT_TURNS)
     if not isinstance(kind, str) or kind not in _TRIGGERS:
         return False
-    counts = Counter(block.get("type") for turn in turns for block in _blocks(turn))
     trigger = edit.get("trigger")
     if max_model_len <= _value(trigger, "input_tokens", _TRIGGERS[kind]):
         return True
     if kind == "compact_20260112":
         return False
-    if counts["tool_result"] <= _value(edit.get("keep"), "tool_uses", _KEPT_RESULTS):
+    if history.counts["results"] <= _value(edit.get("keep"), "tool_uses", _KEPT_RESULTS):
         return True
-    return trigger is not None and counts["tool_use"] <= _value(trigger, "tool_uses", -1)
+    return trigger is not None and history.counts["uses"] <= _value(trigger, "tool_uses", -1)
 
 
 def _value(given: object, kind: str, default: int) -> int:
@@ -63,12 +82,3 @@ def _value(given: object, kind: str, default: int) -> int:
         return -1
     value = given.get("value")
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def _blocks(turn: Json) -> Iterator[Json]:
-    content = turn.get("content")
-    return (each for each in content if isinstance(each, dict)) if isinstance(content, list) else iter(())
-
-
-def _has_thinking(turn: Json) -> bool:
-    return any(block.get("type") in _THINKING for block in _blocks(turn))
