@@ -4,6 +4,7 @@ a fleet replica, and a model family whose unit is the resized image's pixels.
 
 import base64
 import json
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +14,8 @@ from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
 from mmengine.models.box_unit import BoxUnit
 from mmengine.processing.media.boxes import restore
+from mmengine.server.chat import answer_boxes
+from mmengine.server.http.body_reader import SMALL_BODY
 from tests.fleet.carriers import LocalCarrier
 from tests.processing.internet import Internet, answer
 from tests.server.batching import begun, client_of, ended, line, lines_in
@@ -107,6 +110,22 @@ def test_an_uploaded_image_has_the_boxes_of_its_bytes(server):
     }
     status, _, found = server.call("/v1/messages", message)
     assert status == 200 and found["boxes"] == expected_boxes(found["content"][0]["text"]), found
+
+
+def test_images_are_measured_on_a_parser_thread(server, net, monkeypatch):
+    measure, threads = answer_boxes.image_frame, []
+
+    def measured(*given):
+        threads.append(threading.current_thread().name)
+        return measure(*given)
+
+    monkeypatch.setattr(answer_boxes, "image_frame", measured)
+    with client_of(server) as client:
+        file = client.files.create(file=("a.png", DATA), purpose="vision")
+    for part in (IMAGE, image(net.url("/a.png")), image(file.id)):
+        check_message(server.chat([part, QUESTION], response_format=FORM, **ASKED))
+    assert len(DATA) > SMALL_BODY
+    assert [name.startswith("mmengine-parse") for name in threads] == [True] * 3, threads
 
 
 @pytest.mark.parametrize("stores", [True, False])

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
@@ -58,22 +59,22 @@ class BoxPlanner(NamedTuple):
     processor: Processor
 
     def image(self, prompt: Prompt) -> MediaPart:
-        """Return the prompt's only image. Raises ApiError, and InvalidRequest for messages that a processor
-        refuses.
+        """Return the prompt's only image. Reads all messages. Raises ApiError, and InvalidRequest for
+        messages that a processor refuses.
         """
         _, parts = read_messages(prompt.messages)
         if len(parts) != 1 or parts[0].modality != "image":
             raise _refused(f"needs exactly one image in the prompt, which has {_counted(parts)}")
-        return parts[0]
+        (part,) = parts
+        return replace(part, source=part.source.get("url")) if isinstance(part.source, Mapping) else part
 
-    def plan(self, prompt: Prompt) -> BoxPlan | None:
-        """Return the plan, or None if the image has not been read yet. In this case, the prompt contains the
-        image's URL, path or file id instead.
+    def plan(self, prompt: Prompt, image: MediaPart) -> BoxPlan | None:
+        """Return the plan for the prompt's image, or None if the image has not been read yet. In this case,
+        the image's source is a URL, a path or a file id.
 
-        May decode the image, so it runs on a parser thread. Raises the same errors as `image`.
+        May decode the image, so it runs on a parser thread. Raises ApiError.
         """
-        image = self.image(prompt)
-        source = image.source.get("url") if isinstance(image.source, Mapping) else image.source
+        source = image.source
         if isinstance(source, str) and not (is_data_url(source) or is_base64_image(source)):
             return None
         try:

@@ -125,7 +125,7 @@ class ChatReader:
         shows, planner, plan = body.include_reasoning is not False, self._box_planner(answer_format), None
         if planner is not None:
             try:
-                plan = planner.plan(prompt)
+                plan = planner.plan(prompt, planner.image(prompt))
             except InvalidRequest as error:
                 raise api_error(error, FIELDS.names) from None
         return msgspec.structs.replace(

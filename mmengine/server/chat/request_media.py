@@ -2,6 +2,7 @@
 requests boxes. The engine fetches all other media.
 """
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -34,10 +35,11 @@ class RequestMedia:
             return parsed_request
         (prompt,) = parsed_request.prompts
         async with with_fetched_media(prompt) as fetched:
-            source = planner.image(fetched).source
-            num_bytes = len(source) if fetched is not prompt and isinstance(source, bytes) else 0
-            add(num_bytes)
-            plan = await self._parsers.run(num_bytes, partial(planner.plan, fetched))
+            image = await asyncio.to_thread(planner.image, fetched)  # Slow for a long conversation.
+            num_bytes = len(image.source) if isinstance(image.source, bytes) else 0
+            if fetched is not prompt:
+                add(num_bytes)
+            plan = await self._parsers.run(num_bytes, partial(planner.plan, fetched, image))
         if plan is None:
             refuse_unread()
         parsed_request.prompts[:] = [fetched]
