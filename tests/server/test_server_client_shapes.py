@@ -1,5 +1,5 @@
-"""Tests of bodies that clients of the vendors' APIs send: refusals, forced calls, tool names, grammars of
-custom tools, and characters that JSON cannot hold.
+"""Tests of bodies that clients of the vendors' APIs send: refusals, forced calls, allowed tools, tool names,
+grammars of custom tools, and characters that JSON cannot hold.
 """
 
 import pytest
@@ -16,6 +16,7 @@ MARKED = (
     {"json": '\ufeff{"const": 7}'},
 )
 TOOL = {"name": "area", "input_schema": SHAPES}
+FUNCTION = {"type": "function", "name": "area", "parameters": SHAPES}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,34 @@ def test_a_forced_call_without_tools_is_refused(server, choice, tools):
     assert status == 400 and answer["error"]["message"].startswith("tool_choice asks for a call")
     for kind in ("auto", "none"):
         assert message(server, tool_choice={"type": kind}, **tools)[0] == 200
+
+
+def test_hosted_tools_are_left_out_of_the_allowed_tools(server, strict):
+    hosted, own = {"type": "web_search"}, {"type": "function", "name": "area"}
+    for tools, place in (([own, hosted], 1), ([hosted, own], 0)):
+        choice = {"type": "allowed_tools", "mode": "required", "tools": tools}
+        fields = {"tools": [hosted, FUNCTION, {**FUNCTION, "name": "other"}], "tool_choice": choice}
+        status, headers, answer = server.respond("hi", **fields)
+        assert status == 200, answer
+        named = f"tools[0].type (web_search), tool_choice.tools[{place}].type (web_search)"
+        assert headers[LEFT_OUT] == named
+        assert [each["name"] for each in answer["output"]] == ["area"]
+        status, _, answer = strict.respond("hi", **{**fields, "tools": [FUNCTION]})
+        assert (status, answer["error"]["param"]) == (400, f"tool_choice.tools[{place}].type")
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "web_search"}], "tool_choice.tools[0].type"),
+        ([{"type": "web_search"}, {"type": "function", "name": "none"}], "tool_choice.tools[1].name"),
+        ([{"type": 3}, {"type": "function", "name": "area"}], "tool_choice.tools[0].type"),
+    ],
+)
+def test_allowed_tools_need_a_tool_of_the_client(server, tools, param):
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": tools}
+    status, _, answer = server.respond("hi", tools=[FUNCTION, {"type": "web_search"}], tool_choice=choice)
+    assert (status, answer["error"]["param"]) == (400, param), answer
 
 
 def test_no_mcp_servers_are_accepted_when_tokens_are_counted(server, strict):
