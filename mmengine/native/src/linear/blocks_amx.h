@@ -7,24 +7,9 @@
 #if defined(__AMX_BF16__)
 
 #include "linear/blocks_bf16.h"
+#include "linear/codes_amx.h"
 
 namespace mm {
-
-// A group's scales and minimums in the order of a tile's weights. Each vector is for 8 columns, and repeats a column's
-// value for both values of a pair of k.
-struct SpreadScales {
-  f16v scales[4], mins[4];
-
-  MM_INLINE_MEMBER explicit SpreadScales(const Scales& by) {
-    const __m512i left = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    const __m512i right = _mm512_add_epi32(left, _mm512_set1_epi32(8));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      scales[i] = (f16v)_mm512_permutexvar_ps(i % 2 ? right : left, (__m512)by.scales[i / 2]);
-      mins[i] = (f16v)_mm512_permutexvar_ps(i % 2 ? right : left, (__m512)by.mins[i / 2]);
-    }
-  }
-};
 
 // Decodes codes in 16 words, one in the low bits of each, to the numbers that they stand for. Codes of 6 bits stay
 // unsigned; `scales` subtracts their offset, which loses no bit in a fused multiply-add.
@@ -35,27 +20,25 @@ struct NumberDecoder {
 
   MM_INLINE_MEMBER NumberDecoder() : low(widened(kNumbers<TYPE>.of)), high(widened(kNumbers<TYPE>.of + 16)) {}
 
-  MM_INLINE_MEMBER f16v numbers(__m512i codes) const {
-    if constexpr (F.bits <= 4) return (f16v)_mm512_permutexvar_ps(codes, low);
-    if constexpr (F.bits == 5) return (f16v)_mm512_permutex2var_ps(low, codes, high);
-    if constexpr (F.bits == 6) return (f16v)_mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(63)));
+  MM_INLINE_MEMBER __m512 numbers(__m512i codes) const {
+    if constexpr (F.bits <= 4) return _mm512_permutexvar_ps(codes, low);
+    if constexpr (F.bits == 5) return _mm512_permutex2var_ps(low, codes, high);
+    if constexpr (F.bits == 6) return _mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(63)));
     const __m512 size = _mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(127)));  // sign and magnitude
     const __m512i sign = _mm512_and_si512(_mm512_slli_epi32(codes, 24), _mm512_set1_epi32((int)0x80000000));
-    return (f16v)_mm512_or_si512((__m512i)size, sign);
+    return (__m512)_mm512_or_si512((__m512i)size, sign);
   }
 
-  MM_INLINE_MEMBER static SpreadScales scales(const Heads<TYPE>& heads, const char* group) {
+  MM_INLINE_MEMBER static PairScales scales(const Heads<TYPE>& heads, const char* group) {
     Scales by = heads.scales(group);
     for (int half = 0; half < 2 && F.heads < 4; ++half)  // a type without minimums
       by.mins[half] = F.bits == 6 ? by.scales[half] * -(float)F.offset : f16v{};
-    return SpreadScales(by);
+    return PairScales(by);
   }
 
   // Decodes a pair of k for 16 columns, 8 of `left` and 8 of `right`. `half`: which 16 columns of a panel.
-  MM_INLINE_MEMBER void put(__m512i left, __m512i right, const SpreadScales& by, int half, char* out) const {
-    const f16v first = fused(numbers(left), by.scales[half * 2], by.mins[half * 2]);
-    const f16v second = fused(numbers(right), by.scales[half * 2 + 1], by.mins[half * 2 + 1]);
-    store_as(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+  MM_INLINE_MEMBER void put(__m512i left, __m512i right, const PairScales& by, int half, char* out) const {
+    store_as(out, by.rounded(numbers(left), numbers(right), half));
   }
 
  private:
@@ -67,7 +50,7 @@ struct NumberDecoder {
 // Decodes the whole fields of a chunk whose first pair of k is PAIR. A word's halves become words of their own, so that
 // the numbers of 8 columns are in the order of a tile's weights.
 template <int TYPE, int PAIR>
-MM_INLINE void decode_fields(const NumberDecoder<TYPE>& decoder, const char* words, const SpreadScales* by, char* out) {
+MM_INLINE void decode_fields(const NumberDecoder<TYPE>& decoder, const char* words, const PairScales* by, char* out) {
   constexpr BlockForm F = block_form(TYPE);
   for (int row = 0; row < F.words(); ++row)
 #pragma GCC unroll 2
@@ -85,8 +68,7 @@ MM_INLINE void decode_fields(const NumberDecoder<TYPE>& decoder, const char* wor
 
 // Decodes a pair of k whose bits are after the whole fields.
 template <int TYPE, int PAIR>
-MM_INLINE void decode_leftover(const NumberDecoder<TYPE>& decoder, const char* words, const SpreadScales* by,
-                               char* out) {
+MM_INLINE void decode_leftover(const NumberDecoder<TYPE>& decoder, const char* words, const PairScales* by, char* out) {
   constexpr int group = PAIR * 2 / block_form(TYPE).group;
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
@@ -99,14 +81,13 @@ MM_INLINE void decode_leftover(const NumberDecoder<TYPE>& decoder, const char* w
 
 // Decodes a chunk whose first pair of k is PAIR, and all following chunks of the step.
 template <int TYPE, int PAIR>
-MM_INLINE void decode_chunks(const NumberDecoder<TYPE>& decoder, const char* words, const SpreadScales* by, char* out) {
+MM_INLINE void decode_chunks(const NumberDecoder<TYPE>& decoder, const char* words, const PairScales* by, char* out) {
   constexpr BlockForm F = block_form(TYPE);
   constexpr int whole = F.words() * F.pair_fields(), pairs = F.chunk() / 2;
   decode_fields<TYPE, PAIR>(decoder, words, by, out);
   if constexpr (whole < pairs) decode_leftover<TYPE, PAIR + whole>(decoder, words, by, out);
   if constexpr (whole + 1 < pairs) decode_leftover<TYPE, PAIR + whole + 1>(decoder, words, by, out);
-  if constexpr (PAIR + pairs < 16)
-    decode_chunks<TYPE, PAIR + pairs>(decoder, words + F.words() * 128, by, out);
+  if constexpr (PAIR + pairs < 16) decode_chunks<TYPE, PAIR + pairs>(decoder, words + F.words() * 128, by, out);
 }
 
 // Decodes steps [step, end) of a panel in order, each to `sink.room()`, followed by `sink.decoded()`.
@@ -122,7 +103,7 @@ void decode_block_steps(const char* panel, int64_t step, int64_t end, Sink& sink
     for (; at < steps_of_block && step < end; ++at, ++step, group += F.step_bytes()) {
       for (int line = 0; line < F.step_bytes(); line += 64) fetch_ahead<16384, 1024>(group + line);
       const char* second = group + (F.group == 16 ? F.scale_bytes * 32 : 0);
-      const SpreadScales by[2] = {decoder.scales(heads, group), decoder.scales(heads, second)};
+      const PairScales by[2] = {decoder.scales(heads, group), decoder.scales(heads, second)};
       decode_chunks<TYPE, 0>(decoder, group + F.step_scales(), by, sink.room());
       sink.decoded();
     }

@@ -18,8 +18,9 @@ namespace mm {
 struct PairScales {
   f16v scales[4], mins[4];
 
-  MM_INLINE_MEMBER PairScales(const mm_linear& linear, const char* group) {
-    const Scales by(linear, group);
+  MM_INLINE_MEMBER PairScales(const mm_linear& linear, const char* group) : PairScales(Scales(linear, group)) {}
+
+  MM_INLINE_MEMBER explicit PairScales(const Scales& by) {
     const __m512i left = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m512i right = _mm512_add_epi32(left, _mm512_set1_epi32(8));
 #pragma GCC unroll 4
