@@ -25,9 +25,9 @@ import numpy as np
 from mmengine.checkpoint import fp8
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_range
+from mmengine.checkpoint.float_values import read_floats, read_scales
 from mmengine.checkpoint.fp8 import Block, Fp8Entry
-from mmengine.checkpoint.tensors import TensorEntry
-from mmengine.errors import ModelError
+from mmengine.checkpoint.tensors import TensorEntry, tensor_error
 
 Layout = Literal["compressed-tensors", "modelopt"]
 BYTES = "U8"
@@ -63,7 +63,6 @@ def _e4m3_values() -> np.ndarray:
 
 
 _E4M3 = _e4m3_values()
-_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class FloatCodes(NamedTuple):
@@ -148,12 +147,7 @@ def _block_of(group: Fields) -> Block | None:
     size = weights.values.get("group_size")
     if found[1] == 4 and size not in (None, GROUP):
         weights.fail(f"{weights.prefix}group_size {repr(size)[:60]} is not supported, only {GROUP}")
-    if found[2] != "block":
-        return None
-    sizes = weights.integers("block_structure", None, 1, fp8.MAX_BLOCK, 2)
-    if len(sizes) != 2:
-        weights.fail(f"{weights.prefix}block_structure has {len(sizes)} sizes; it must have two")
-    return Block(*sizes)
+    return fp8.read_block(weights, "block_structure") if found[2] == "block" else None
 
 
 def with_codes(entries: dict[str, TensorEntry], how: FloatCodes) -> dict[str, TensorEntry]:
@@ -186,9 +180,9 @@ def with_codes(entries: dict[str, TensorEntry], how: FloatCodes) -> dict[str, Te
         if name in made:
             continue
         if name.endswith(f".{_SCALE}"):
-            raise _wrong(entry, "is a scale, but its weight is no matrix of codes; download it again")
+            raise tensor_error(entry, "is a scale, but its weight is no matrix of codes; download it again")
         if entry.dtype == fp8.STORED:
-            raise _wrong(entry, f"is stored as {fp8.STORED}, but belongs to no matrix")
+            raise tensor_error(entry, f"is stored as {fp8.STORED}, but belongs to no matrix")
     return kept
 
 
@@ -196,22 +190,22 @@ def check_bytes(entries: dict[str, TensorEntry]) -> None:
     """Raise ModelError for a uint8 tensor that belongs to no NVFP4 matrix."""
     for entry in entries.values():
         if entry.dtype == BYTES and not isinstance(entry, NvFp4Entry):
-            raise _wrong(entry, f"is stored as {BYTES}, but belongs to no NVFP4 matrix")
+            raise tensor_error(entry, f"is stored as {BYTES}, but belongs to no NVFP4 matrix")
 
 
 def _needed(codes: TensorEntry, entries: dict[str, TensorEntry], name: str, form: str) -> TensorEntry:
     if (entry := entries.get(name)) is None:
         ending = name.rpartition(".")[2]
         missing = f"{codes.stored_name.rpartition('.')[0]}.{ending}"
-        raise _wrong(codes, f"has {form} codes, but {missing} is missing; download it again")
+        raise tensor_error(codes, f"has {form} codes, but {missing} is missing; download it again")
     return entry
 
 
 def _nvfp4(codes: TensorEntry, scale: TensorEntry, global_scale: TensorEntry, how: FloatCodes) -> NvFp4Entry:
     if codes.dtype != BYTES:
-        raise _wrong(codes, f"is stored as {codes.dtype}; NVFP4 codes are {BYTES}")
+        raise tensor_error(codes, f"is stored as {codes.dtype}; NVFP4 codes are {BYTES}")
     if len(codes.shape) != 2 or not all(codes.shape) or codes.shape[1] * 2 % GROUP:
-        raise _wrong(
+        raise tensor_error(
             codes,
             f"has shape {list(codes.shape)}; NVFP4 codes are matrices of two codes a byte with rows of whole "
             f"groups of {GROUP} values",
@@ -219,9 +213,11 @@ def _nvfp4(codes: TensorEntry, scale: TensorEntry, global_scale: TensorEntry, ho
     rows, columns = codes.shape[0], codes.shape[1] * 2
     _check(scale, (fp8.STORED,), [(rows, columns // GROUP)])
     _check(global_scale, ("F32",), [(), (1,)])
-    factor = float(_floats(global_scale)[0])
+    factor = float(read_floats(global_scale).item())
     if not np.isfinite(factor) or factor == 0:
-        raise _wrong(global_scale, f"is {factor}; a global scale is finite and not 0; download it again")
+        raise tensor_error(
+            global_scale, f"is {factor}; a global scale is finite and not 0; download it again"
+        )
     layout = (codes.path, codes.stored_name, codes.dtype, (rows, columns), codes.start, codes.num_bytes)
     divides = how.layout == "compressed-tensors"
     return NvFp4Entry(*layout, codes, scale, global_scale, factor, divides)
@@ -229,15 +225,14 @@ def _nvfp4(codes: TensorEntry, scale: TensorEntry, global_scale: TensorEntry, ho
 
 def _fp8(codes: TensorEntry, scale: TensorEntry, block: Block | None) -> Fp8Entry:
     if len(codes.shape) != 2 or not all(codes.shape):
-        raise _wrong(codes, f"has shape {list(codes.shape)}; FP8 weights are matrices")
+        raise tensor_error(codes, f"has shape {list(codes.shape)}; FP8 weights are matrices")
     rows, columns = codes.shape
     shapes: dict[tuple[int, ...], Block] = {(rows, 1): Block(1, columns), (rows,): Block(1, columns)}
     shapes |= dict.fromkeys(((), (1,), (1, 1)), Block(rows, columns))
     if block is not None:
         shapes[-(-rows // block.rows), -(-columns // block.columns)] = block
     _check(scale, ("BF16", "F16", "F32"), list(shapes))
-    if not np.isfinite(_floats(scale)).all():
-        raise _wrong(scale, "holds a scale that is not finite; download it again")
+    read_scales(scale)  # Only to check that the scales are finite.
     sizes = shapes[scale.shape]
     matrix = -(-rows // sizes.rows), -(-columns // sizes.columns)
     return fp8.scaled(codes, replace(scale, shape=matrix), sizes)
@@ -246,7 +241,7 @@ def _fp8(codes: TensorEntry, scale: TensorEntry, block: Block | None) -> Fp8Entr
 def _check(entry: TensorEntry, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]]) -> None:
     if entry.dtype not in dtypes or entry.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise _wrong(
+        raise tensor_error(
             entry,
             f"is {entry.dtype} {list(entry.shape)}; it must be {' or '.join(dtypes)} {wanted}",
         )
@@ -264,16 +259,5 @@ def _e4m3(entry: TensorEntry, first: int, count: int) -> np.ndarray:
     """Return rows of an e4m3 matrix as float32. Raises ModelError for a NaN."""
     codes = _bytes(entry, first, count)
     if ((codes & 0x7F) == 0x7F).any():
-        raise _wrong(entry, "holds a scale that is not a number; download it again")
+        raise tensor_error(entry, "holds a scale that is not a number; download it again")
     return _E4M3[codes]
-
-
-def _floats(entry: TensorEntry) -> np.ndarray:
-    """Return a tensor's values as float32 [n]."""
-    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
-    found = np.frombuffer(data, _FLOATS[entry.dtype])
-    return (found.astype(np.uint32) << 16).view(np.float32) if entry.dtype == "BF16" else found.astype("f4")
-
-
-def _wrong(entry: TensorEntry, what: str) -> ModelError:
-    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_range
-from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry
-from mmengine.errors import ModelError
+from mmengine.checkpoint.float_values import read_scales
+from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry, tensor_error
 
 ROW_GROUP = 128  # In memory, this many values share a scale if a file has a scale for each row.
 METHOD, STORED = "fp8", "F8_E4M3"
@@ -68,12 +65,14 @@ def block_of(how: Fields) -> Block:
             f"quantization_config.activation_scheme {repr(scheme)[:60]} is not supported, only dynamic: "
             "activations are not quantised here"
         )
-    sizes = how.integers("weight_block_size", None, 1, MAX_BLOCK, 2)
+    return read_block(how, "weight_block_size")
+
+
+def read_block(fields: Fields, name: str) -> Block:
+    """Return the block size in a field. Raises ModelError."""
+    sizes = fields.integers(name, None, 1, MAX_BLOCK, 2)
     if len(sizes) != 2:
-        how.fail(
-            f"quantization_config.weight_block_size has {len(sizes)} sizes; "
-            "it must have two, rows and columns"
-        )
+        fields.fail(f"{fields.prefix}{name} has {len(sizes)} sizes; it must have two, rows and columns")
     return Block(*sizes)
 
 
@@ -91,35 +90,40 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
     for name in names:
         entry, scale = entries[name], entries.get(f"{name}{_SCALE}")
         if block is None:
-            raise _wrong(
+            raise tensor_error(
                 entry, f"is stored as {STORED}, but {folder / 'config.json'} has no FP8 quantization_config"
             )
         if scale is None:
             scale_name = f"{entry.stored_name}{_SCALE}"
-            raise _wrong(entry, f"is stored as {STORED}, but {scale_name} is missing; download it again")
+            raise tensor_error(
+                entry, f"is stored as {STORED}, but {scale_name} is missing; download it again"
+            )
         found[name] = _joined(entry, scale, block)
     for name in sorted(scales):
         weight = entries.get(name.removesuffix(_SCALE))
         if weight is None or weight.dtype != STORED:
-            raise _wrong(entries[name], "is a scale, but its weight is not an FP8 matrix; download it again")
+            raise tensor_error(
+                entries[name], "is a scale, but its weight is not an FP8 matrix; download it again"
+            )
     return found
 
 
 def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
     if len(entry.shape) not in (2, 3):
-        raise _wrong(entry, f"has shape {list(entry.shape)}; FP8 weights are matrices, or stacks of them")
+        raise tensor_error(
+            entry, f"has shape {list(entry.shape)}; FP8 weights are matrices, or stacks of them"
+        )
     *count, rows, columns = entry.shape
     wanted = (*count, -(-rows // block.rows), -(-columns // block.columns))
     if scale.shape != wanted:
-        raise _wrong(
+        raise tensor_error(
             scale,
             f"has shape {list(scale.shape)}; a weight of {list(entry.shape)} in blocks of {list(block)} has "
             f"{list(wanted)} scales",
         )
     if scale.dtype not in ("BF16", "F32"):
-        raise _wrong(scale, f"is stored as {scale.dtype}; scales are BF16 or F32")
-    if not _are_finite(scale):
-        raise _wrong(scale, "holds a scale that is not finite; download it again")
+        raise tensor_error(scale, f"is stored as {scale.dtype}; scales are BF16 or F32")
+    read_scales(scale)  # Only to check that the scales are finite.
     return scaled(entry, scale, block)
 
 
@@ -127,15 +131,3 @@ def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
     """Return the entry of a matrix, or of a stack of matrices, with these codes and scales."""
     of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
     return Fp8Entry(*of, codes, scale, block)
-
-
-def _are_finite(scale: TensorEntry) -> bool:
-    data = read_range(scale.path, scale.start, scale.num_bytes, f"tensor {scale.stored_name}")
-    if scale.dtype == "F32":
-        return bool(np.isfinite(np.frombuffer(data, "<f4")).all())
-    exponent = 0x7F80  # The exponent bits of a bfloat16; all are set for infinity and NaN.
-    return bool((np.frombuffer(data, "<u2") & exponent != exponent).all())
-
-
-def _wrong(entry: TensorEntry, what: str) -> ModelError:
-    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")

@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mmengine.checkpoint.files import read_range
-from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
-from mmengine.errors import ModelError
+from mmengine.checkpoint.float_values import FLOATS, read_floats, read_scales
+from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry, tensor_error
 
 Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
@@ -43,7 +43,6 @@ _ENDINGS: dict[Layout, tuple[str, ...]] = {
     "gptq": ("qweight", "scales", "qzeros", "g_idx"),
     "awq": ("qweight", "scales", "qzeros"),
 }
-_SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
@@ -85,7 +84,7 @@ class Int4Entry(TensorEntry):
         return (self.scales, *((self.zeros,) if self.zeros is not None else ()), *self.others)
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        scales = np.ascontiguousarray(self._along_rows(_floats(self.scales)))
+        scales = np.ascontiguousarray(self._along_rows(read_floats(self.scales)))
         zeros = None if self.zeros is None else self._zeros(self.zeros)
         step = max(1, PIECE_VALUES // self.shape[1] // _IN_A_WORD) * _IN_A_WORD
         words = _words(self.packed)
@@ -143,15 +142,6 @@ def _words(entry: TensorEntry) -> np.ndarray:
     return np.frombuffer(data, "<i4").reshape(entry.shape)
 
 
-def _floats(entry: TensorEntry) -> np.ndarray:
-    """Return a tensor's values as float32."""
-    data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
-    found = np.frombuffer(data, _SCALES[entry.dtype]).reshape(entry.shape)
-    if entry.dtype == "BF16":
-        return (found.astype(np.uint32) << 16).view(np.float32)
-    return found.astype(np.float32)
-
-
 def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
     """Return the tensors by canonical name, with a single entry for each 4-bit matrix.
 
@@ -180,9 +170,9 @@ def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str
             continue
         bias = f"{name.removesuffix('weight')}bias"
         found = entries.get(bias)
-        if found is None or bias in expected or found.shape != entry.shape[:1] or found.dtype not in _SCALES:
+        if found is None or bias in expected or found.shape != entry.shape[:1] or found.dtype not in FLOATS:
             continue
-        if not _floats(found).any():
+        if not read_floats(found).any():
             unwanted.add(bias)
     return {name: entry for name, entry in entries.items() if name not in unwanted}
 
@@ -191,7 +181,7 @@ def check_words(entries: Mapping[str, TensorEntry]) -> None:
     """Raise ModelError for an int32 or int64 tensor that belongs to no 4-bit matrix."""
     for entry in entries.values():
         if entry.dtype in STORED_BYTES and not isinstance(entry, Int4Entry):
-            raise _wrong(entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix")
+            raise tensor_error(entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix")
 
 
 def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> Int4Entry:
@@ -200,13 +190,13 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
     for ending in wanted:
         if ending not in parts:
             missing = packed.stored_name.removesuffix(_ENDINGS[how.layout][0]) + ending
-            raise _wrong(packed, f"has 4-bit codes, but {missing} is missing; download it again")
+            raise tensor_error(packed, f"has 4-bit codes, but {missing} is missing; download it again")
     if packed.dtype != WORDS or len(packed.shape) != 2:
-        raise _wrong(packed, f"is {packed.dtype} {list(packed.shape)}; codes must be {WORDS} matrices")
+        raise tensor_error(packed, f"is {packed.dtype} {list(packed.shape)}; codes must be {WORDS} matrices")
     scales, zeros = parts[scale_name], parts[zero_name] if how.has_zeros else None
     shape = _shape(packed, scales, parts, how)
     _check_order(parts, shape, how)
-    values = _finite(scales)
+    values = read_scales(scales)
     entry = Int4Entry(
         packed.path,
         packed.stored_name,
@@ -242,18 +232,18 @@ def _shape(
         rows, columns = (wide, high * _IN_A_WORD) if in_words else (wide * _IN_A_WORD, high)
         fits = rows % _IN_A_WORD == 0 and columns % how.group == 0
     if not fits or not rows or not columns:
-        raise _wrong(
+        raise tensor_error(
             packed, f"has shape {list(packed.shape)}, which does not fit {rows} rows and {columns} columns"
         )
     groups, eighths = -(-columns // how.group), -(-rows // _IN_A_WORD)
     by_rows = how.layout == "compressed-tensors"
-    wanted = [(scales, (rows, groups) if by_rows else (groups, rows), tuple(_SCALES))]
+    wanted = [(scales, (rows, groups) if by_rows else (groups, rows), tuple(FLOATS))]
     if how.has_zeros:
         zeros = parts[_ENDINGS[how.layout][2]]
         wanted.append((zeros, (eighths, groups) if by_rows else (groups, eighths), (WORDS,)))
     for entry, shape, dtypes in wanted:
         if entry.shape != shape or entry.dtype not in dtypes:
-            raise _wrong(
+            raise tensor_error(
                 entry,
                 f"is {entry.dtype} {list(entry.shape)}; for {rows} rows and {columns} columns in "
                 f"groups of {how.group} it must be {' or '.join(dtypes)} {list(shape)}",
@@ -263,7 +253,7 @@ def _shape(
 
 def _said_shape(entry: TensorEntry) -> tuple[int, int]:
     if entry.dtype != SIZES or entry.shape != (2,):
-        raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}; a matrix shape must be {SIZES} [2]")
+        raise tensor_error(entry, f"is {entry.dtype} {list(entry.shape)}; a matrix shape must be {SIZES} [2]")
     data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
     rows, columns = np.frombuffer(data, "<i8").tolist()
     return rows, columns
@@ -275,17 +265,6 @@ def _check_order(parts: Mapping[str, TensorEntry], shape: tuple[int, int], how: 
         if (entry := parts.get(ending)) is None:
             continue
         if entry.dtype != WORDS or entry.shape != shape[1:]:
-            raise _wrong(entry, f"is {entry.dtype} {list(entry.shape)}, not {WORDS} {[shape[1]]}")
+            raise tensor_error(entry, f"is {entry.dtype} {list(entry.shape)}, not {WORDS} {[shape[1]]}")
         if not np.array_equal(_words(entry), np.arange(shape[1]) // how.group):
-            raise _wrong(entry, "orders values by activation (act-order), which is not supported")
-
-
-def _finite(scales: TensorEntry) -> np.ndarray:
-    values = _floats(scales)
-    if not bool(np.isfinite(values).all()):
-        raise _wrong(scales, "holds a scale that is not finite; download it again")
-    return values
-
-
-def _wrong(entry: TensorEntry, what: str) -> ModelError:
-    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")
+            raise tensor_error(entry, "orders values by activation (act-order), which is not supported")

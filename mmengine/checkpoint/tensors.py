@@ -119,6 +119,11 @@ class TensorEntry:
         return ()
 
 
+def tensor_error(entry: TensorEntry, what: str) -> ModelError:
+    """Return an error that names a tensor and its file. `what`: the rest of the sentence."""
+    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")
+
+
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
 ) -> dict[str, TensorEntry]:

@@ -22,7 +22,7 @@ from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.mapped_file import MappedFile
 from mmengine.checkpoint.stacked_experts import TurnedEntry
-from mmengine.checkpoint.tensors import Coding, TensorEntry
+from mmengine.checkpoint.tensors import Coding, TensorEntry, tensor_error
 from mmengine.errors import ModelError
 from mmengine.models.held_weights import WHOLE_NUMBERS, HeldWeights, faster_as_codes, holds_blocks
 from mmengine.models.progress import report_weights
@@ -225,7 +225,7 @@ class WeightReader:
             for place, values in self._stored(name, FP8_ROWS):
                 made = quantise(values, coding)
                 if made is None:
-                    raise _wrong(entry, "holds a value that is not finite")
+                    raise tensor_error(entry, "holds a value that is not finite")
                 yield place, made
         elif isinstance(entry, Fp8Entry):
             scales = self._row_scales(name, entry)
@@ -323,7 +323,7 @@ class WeightReader:
         for place, values in self._laid(entry.codes, rows):
             codes = values.view(torch.uint8)[:, columns]
             if bool((codes.bitwise_and(0x7F) == 0x7F).any()):
-                raise _wrong(entry, "holds a NaN; download it again")
+                raise tensor_error(entry, "holds a NaN; download it again")
             yield place, codes
 
     def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
@@ -368,10 +368,6 @@ def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
     if library is None:
         return False
     return dtype == torch.bfloat16 or (dtype == torch.float32 and multiplies_float32(library))
-
-
-def _wrong(entry: TensorEntry, what: str) -> ModelError:
-    return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")
 
 
 @contextmanager
