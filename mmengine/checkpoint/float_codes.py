@@ -157,7 +157,7 @@ def with_codes(entries: dict[str, TensorEntry], how: FloatCodes) -> dict[str, Te
     Reads the scales of FP8 matrices and the global scales from the files, but no codes. Raises ModelError if
     a tensor that belongs to a matrix is missing or does not fit.
     """
-    found, used = dict(entries), set[str]()
+    made, used = dict[str, TensorEntry](), set[str]()
     codes = f".{_CODES[how.layout]}"
     for name, entry in entries.items():
         if name.endswith(codes) and (entry.dtype == BYTES or codes != ".weight"):
@@ -165,25 +165,22 @@ def with_codes(entries: dict[str, TensorEntry], how: FloatCodes) -> dict[str, Te
             names = [f"{module}{each}" for each in (_SCALE, _GLOBAL[how.layout])]
             scale, global_scale = (_needed(entry, entries, each, "NVFP4") for each in names)
             used |= {name, *names}
-            found[f"{module}weight"] = _nvfp4(entry, scale, global_scale, how)
+            made[f"{module}weight"] = _nvfp4(entry, scale, global_scale, how)
         elif name.endswith(".weight") and entry.dtype == fp8.STORED:
             scale = _needed(entry, entries, f"{name}_scale", "FP8")
             used |= {name, f"{name}_scale"}
-            found[name] = _fp8(entry, scale, how.block)
-    made = {name for name, entry in found.items() if isinstance(entry, NvFp4Entry | Fp8Entry)}
+            made[name] = _fp8(entry, scale, how.block)
     kept = {
         name: entry
-        for name, entry in found.items()
-        if name in made or not (name in used or name.rpartition(".")[2] in _UNUSED)
+        for name, entry in entries.items()
+        if name not in used and name.rpartition(".")[2] not in _UNUSED
     }
     for name, entry in kept.items():
-        if name in made:
-            continue
         if name.endswith(f".{_SCALE}"):
             raise tensor_error(entry, "is a scale, but its weight is no matrix of codes; download it again")
         if entry.dtype == fp8.STORED:
             raise tensor_error(entry, f"is stored as {fp8.STORED}, but belongs to no matrix")
-    return kept
+    return kept | made
 
 
 def check_bytes(entries: dict[str, TensorEntry]) -> None:
