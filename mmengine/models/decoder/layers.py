@@ -68,8 +68,7 @@ def read_layer(
         return make([f"{layer_name(index)}.{name}.weight" for name in names], bias)
 
     def norm(name: str) -> Tensor:
-        weight = read(f"{name}.weight")
-        return 1 + weight.float() if config.norm_offset else weight
+        return read_norm(config, weights, f"{layer_name(index)}.{name}.weight")
 
     after: Dense[L] | Mixture[L, E]
     if (experts := config.experts_of(index)) is not None:
@@ -124,8 +123,9 @@ def gates_behind(config: DecoderConfig) -> Tensor:
     return torch.cat((q[:, 0].flatten(), kv, q[:, 1].flatten()))
 
 
-def read_final_norm(config: DecoderConfig, weights: WeightReader) -> Tensor:
-    weight = weights.read(NORM)
+def read_norm(config: DecoderConfig, weights: WeightReader, name: str = NORM) -> Tensor:
+    """Return the factors of a norm, by default the final norm."""
+    weight = weights.read(name)
     return 1 + weight.float() if config.norm_offset else weight
 
 

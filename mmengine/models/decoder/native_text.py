@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
+from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_layer, read_norm
 from mmengine.models.decoder.lora_parts import decoder_parts
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
@@ -73,7 +73,7 @@ class NativeTextDecoder:
             _in_kernels(library, read_layer(config, weights, i, makers)) for i in range(config.num_layers)
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
-        norm, dtype = read_final_norm(config, weights), weights.dtype
+        norm, dtype = read_norm(config, weights), weights.dtype
         self._head: PackedLinear | None = None
         self._rows: PackedLinear | None = None
         self._embedding: Tensor | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.delta import DeltaMixer
 from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
-from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
+from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_layer, read_norm
 from mmengine.models.decoder.lora_parts import decoder_parts
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
@@ -70,7 +70,7 @@ class TextDecoder:
         ]
         self._gate = gate
         self._feed_forwards = [feed_forward(layer.feed_forward, gate) for layer in self._layers]
-        self._norm = read_final_norm(config, weights)
+        self._norm = read_norm(config, weights)
         self._embedding = weights.read(EMBEDDING) if has_vocabulary else None
         self._rotary = Rotary(config.rope, config.rotated, device)
         self._rms_norm = rms_norm_of(weights.dtype, once=config.norm_offset)

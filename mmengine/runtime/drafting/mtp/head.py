@@ -12,6 +12,7 @@ from torch import Tensor
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.decoder.config import DecoderConfig
+from mmengine.models.decoder.layers import read_norm
 from mmengine.models.decoder.operations import rms_norm_of
 from mmengine.models.mtp.files import EMBEDDING_NORM, FC, HIDDEN_NORM, TARGET_NORM, MtpHead
 from mmengine.models.network import text_decoder
@@ -86,13 +87,9 @@ class MtpNetwork(HeadNetwork):
         super().__init__(placement)
         self.config, self._model = config, model
         decoder = config.decoder
-
-        def norm(name: str) -> Tensor:
-            weight = weights.read(name)
-            return 1 + weight.float() if decoder.norm_offset else weight
-
-        self._target_norm, self._hidden_norm = norm(TARGET_NORM), norm(HIDDEN_NORM)
-        self._embedding_norm = norm(EMBEDDING_NORM)
+        self._target_norm, self._hidden_norm, self._embedding_norm = (
+            read_norm(decoder, weights, name) for name in (TARGET_NORM, HIDDEN_NORM, EMBEDDING_NORM)
+        )
         self._fc = linear_of(weights.read(FC))
         self._layers = text_decoder(decoder, weights, self.device, self.dtype, has_vocabulary=False)
         self._rms_norm = rms_norm_of(self.dtype, once=decoder.norm_offset)
