@@ -128,15 +128,15 @@ def model_config(container: Container) -> dict[str, object]:
     config["head_dim"] = head_dim
     config["vocab_size"] = fields.integer("vocab_size", 1, 2**22, num_tokens(container))
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
-    config["rope_parameters"] = _rope(fields, container, head_dim)
+    rope = _rope(fields, container, head_dim)
+    config["rope_parameters"] = rope
     if "attention.sliding_window" in fields.values:
         # Mistral's files have the architecture "llama", but transformers' Llama has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}
     if found.is_hybrid:
-        config["num_hidden_layers"] = num_trunk_layers(container)
-        config |= qwen35.hybrid_config(fields, num_trunk_layers(container))
-        config["rope_parameters"] = qwen35.hybrid_rope(fields, _rope(fields, container, head_dim), head_dim)
+        config |= qwen35.hybrid_config(fields)
+        config["rope_parameters"] = qwen35.hybrid_rope(fields, rope, head_dim)
     if has_experts:
         config |= {name: fields.integer(key, 1, most) for key, (name, most) in _EXPERTS.items()}
         layers = range(sizes["num_hidden_layers"])
@@ -170,17 +170,6 @@ def paired_heads(container: Container) -> Callable[[str], int]:
     heads = {".self_attn.q_proj.": fields.integer("attention.head_count", 1, MAX_HEADS)}
     heads[".self_attn.k_proj."] = _num_kv_heads(fields)
     return lambda name: next((count for part, count in heads.items() if part in name), 0)
-
-
-def num_trunk_layers(container: Container) -> int:
-    """Return the number of a hybrid model's layers, without multi-token-prediction heads. Raises
-    ModelError.
-    """
-    fields = text_fields(container)
-    count, heads = fields.integer("block_count", 1, 1024), qwen35.num_heads(fields)
-    if heads >= count:
-        fields.fail(f"{fields.prefix}{qwen35.NEXTN} is {heads}, but the file has {count} layers")
-    return count - heads
 
 
 def text_fields(container: Container) -> Fields:

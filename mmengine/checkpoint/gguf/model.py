@@ -8,13 +8,13 @@ from mmengine.checkpoint.gguf.config import (
     generation_config,
     known_architecture,
     model_config,
-    num_trunk_layers,
     paired_heads,
+    text_fields,
 )
 from mmengine.checkpoint.gguf.pair import gguf_file, parts_of_pair, projector_file
 from mmengine.checkpoint.gguf.projector import Projector
 from mmengine.checkpoint.gguf.projectors import open_projector
-from mmengine.checkpoint.gguf.qwen35 import hybrid_entry, hybrid_name
+from mmengine.checkpoint.gguf.qwen35 import hybrid_entry, hybrid_name, num_trunk_layers
 from mmengine.checkpoint.gguf.split import open_parts, part_files
 from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
 from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
@@ -99,7 +99,7 @@ class GGUFModel:
     def _text_tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
         """Return the tensors of the model's file."""
         projector, is_hybrid = self.projector, architecture_of(self.container).is_hybrid
-        num_layers = num_trunk_layers(self.container) if is_hybrid else 0
+        num_layers = num_trunk_layers(text_fields(self.container)) if is_hybrid else 0
 
         def text_name(name: str) -> str | None:
             if is_hybrid:

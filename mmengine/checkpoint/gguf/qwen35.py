@@ -29,17 +29,25 @@ KEYS = (SECTIONS, INTERVAL, RECURRENT, NEXTN, _VALUES, *_DELTA)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def num_heads(fields: Fields) -> int:
+def num_trunk_layers(fields: Fields) -> int:
+    """Return the number of layers without the multi-token-prediction heads. Raises ModelError."""
+    count, heads = fields.integer("block_count", 1, 1024), _num_heads(fields)
+    if heads >= count:
+        fields.fail(f"{fields.prefix}{NEXTN} is {heads}, but the file has {count} layers")
+    return count - heads
+
+
+def _num_heads(fields: Fields) -> int:
     """Return how many of the file's layers are multi-token-prediction heads."""
     return fields.integer(NEXTN, 0, 1024, 0)
 
 
-def hybrid_config(fields: Fields, num_layers: int) -> dict[str, object]:
-    """Return the fields of config.json that only hybrid models have. `num_layers`: number of layers without
-    the multi-token-prediction heads.
+def hybrid_config(fields: Fields) -> dict[str, object]:
+    """Return the fields of config.json that hybrid models have in addition, or with other values.
 
     Raises ModelError for sizes that are missing or contradict each other.
     """
+    num_layers = num_trunk_layers(fields)
     config: dict[str, object] = {name: fields.integer(key, 1, most) for key, (name, most) in _DELTA.items()}
     heads, values = config["linear_num_value_heads"], fields.integer(_VALUES, 1, 2**20)
     assert isinstance(heads, int)
@@ -47,7 +55,7 @@ def hybrid_config(fields: Fields, num_layers: int) -> dict[str, object]:
         fields.fail(f"{fields.prefix}{_VALUES} is {values}, which {heads} value heads do not share evenly")
     config |= {"linear_value_head_dim": values // heads, "linear_value_heads_tiled": True}
     config["layer_types"] = _layer_types(fields, num_layers)
-    config["mtp_num_hidden_layers"] = num_heads(fields)
+    config |= {"num_hidden_layers": num_layers, "mtp_num_hidden_layers": _num_heads(fields)}
     if SHARED_SIZE in fields.values:
         config["shared_expert_intermediate_size"] = fields.integer(SHARED_SIZE, 1, 2**20)
     return config
