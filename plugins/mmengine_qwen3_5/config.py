@@ -36,10 +36,9 @@ def read_config(folder: Path) -> ModelConfig:
     """Return the model's sizes and constants from a folder or a GGUF file. Raises ModelError, which names the
     file and the field.
     """
-    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
-    has_text = root.values.get("text_config") is not None
-    check_served(root, ARCHITECTURES, ("text_config", "vision_config") if has_text else ())
-    fields = root.child("text_config") if has_text else root
+    root = _root(folder)
+    check_served(root, ARCHITECTURES, ("text_config", "vision_config") if _has_text_config(root) else ())
+    fields = _text_fields(root)
     tied = root.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False))
     architecture = next(name for name in root.values["architectures"] if name in ARCHITECTURES)
     text, vision = _text_config(fields, tied, is_mixture=architecture in MIXTURES), None
@@ -66,8 +65,7 @@ def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
 
     `text`: the model's decoder. Raises ModelError for a head of an unsupported kind.
     """
-    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
-    fields = root.child("text_config") if root.values.get("text_config") is not None else root
+    fields = _text_fields(_root(folder))
     count = fields.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 1)
     if not count:
         return None
@@ -79,6 +77,18 @@ def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
         )
     experts = None if text.experts is None else replace(text.experts, layers=(0,))
     return replace(text, num_layers=1, delta=None, experts=experts)
+
+
+def _root(folder: Path) -> Fields:
+    return Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
+
+
+def _has_text_config(root: Fields) -> bool:
+    return root.values.get("text_config") is not None
+
+
+def _text_fields(root: Fields) -> Fields:
+    return root.child("text_config") if _has_text_config(root) else root
 
 
 def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig:
