@@ -152,18 +152,9 @@ def write_hybrid(folder, out, kind: str = "F32", projector: str = "F32", edit_ke
     metadata and tensors.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
-    if "text_config" not in config:
-        sized = folder.parent / f"{folder.name} with sizes"
-        sized.mkdir(exist_ok=True)
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            (sized / name).write_bytes((folder / name).read_bytes())
-        (sized / "config.json").write_text(json.dumps({"text_config": config}))
-        vocabulary = vocabulary_of(sized, "qwen35")
-    else:
-        vocabulary = vocabulary_of(folder, "qwen35")
     has_head = any(name.startswith("mtp.") for name in weights)
     path = out / f"model-{kind}.gguf"
-    metadata = edit_keys(keys(config, has_head=has_head)) + vocabulary
+    metadata = edit_keys(keys(config, has_head=has_head)) + vocabulary_of(folder, "qwen35")
     path.write_bytes(write(metadata, edit_tensors(tensors(weights, config, kind))).data)
     if "vision_config" in config:
         vision = config | {"vision_config": config["vision_config"] | {"deepstack_visual_indexes": []}}

@@ -71,7 +71,7 @@ def vocabulary_of(folder, pre: str = "qwen2") -> list:
     """Return the metadata for a folder's tokenizer, which must split texts like the pre-tokenizer `pre`."""
     data = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "config.json").read_text())
-    size = config["text_config"]["vocab_size"]
+    size = config.get("text_config", config)["vocab_size"]
     marks = json.loads((folder / "tokenizer_config.json").read_text())
     tokens, types = [f"[PAD{place}]" for place in range(size)], [5] * size
     for token, place in data["model"]["vocab"].items():
