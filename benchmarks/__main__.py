@@ -49,6 +49,7 @@ PROGRAMS = {
     "serve_traced": "server.serve_traced",
     "batch_killed": "server.batch_killed",
     "embeddings": "pooling.embeddings",
+    "embedding_parity": "pooling.parity",
     "preparation": "media.preparation",
     "sessions": "media.sessions",
     "hosted": "any_model.hosted",
