@@ -8,6 +8,8 @@ once to its end, and the debugger saves states on the way. Then it measures seek
 process that read the log, after opening the log again with the states in the cache, and in new processes.
 With --cache, states from an earlier run are used.
 
+Garbage collections are paused while the log is read and during a seek, as in `mmengine log debug`.
+
 On a busy machine, a seek's wall time includes the time of other processes. Its CPU time does not.
 """
 
@@ -24,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.common.report import Table, Target, finish
 from benchmarks.core.report_page import write_log
+from mmengine.paused_collection import paused_collection
 from mmengine.replay.debug import Debugger, open_debugger
 
 PROCESSES = 10
@@ -31,17 +34,19 @@ BAR_MS = 300.0
 IN_A_PROCESS = """
 import json, sys, time
 from pathlib import Path
+from mmengine.paused_collection import paused_collection
 from mmengine.replay.debug import open_debugger
 times = []
 def clocks():
     times.append((time.perf_counter(), time.process_time()))
-clocks()
-debugger = open_debugger(Path(sys.argv[1]))
-clocks()
-debugger.goto_step(int(sys.argv[2]))
-clocks()
-debugger.goto_step(int(sys.argv[3]))
-clocks()
+with paused_collection():
+    clocks()
+    debugger = open_debugger(Path(sys.argv[1]))
+    clocks()
+    debugger.goto_step(int(sys.argv[2]))
+    clocks()
+    debugger.goto_step(int(sys.argv[3]))
+    clocks()
 print(json.dumps(times))
 """
 Times = list[tuple[float, float]]  # (wall, CPU) in ms
@@ -61,9 +66,11 @@ class Seeks:
     def measure(self, title: str, seek: Callable[[int], object], places: Iterable[int]) -> None:
         times: Times = []
         for place in places:
-            begin, used = time.perf_counter(), time.process_time()
-            seek(place)
-            times.append((1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - used)))
+            with paused_collection():
+                begin, used = time.perf_counter(), time.process_time()
+                seek(place)
+                took, cpu = time.perf_counter() - begin, time.process_time() - used
+            times.append((1e3 * took, 1e3 * cpu))
         self.add(title, times)
         print(title, *self.table.rows[-1][1:], flush=True)
 
@@ -112,6 +119,7 @@ def in_new_processes(seeks: Seeks, log: Path, num_steps: int, rng: random.Random
     seeks.add("second goto STEP, new process", parts[2])
 
 
+@paused_collection()
 def read(log: Path) -> tuple[Debugger, Table]:
     """Read the log to its end, and return the debugger and a table of the log and its saved states."""
     begin, used = time.perf_counter(), time.process_time()

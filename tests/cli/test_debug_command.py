@@ -1,5 +1,13 @@
 """Tests `mmengine log debug` as a command: scripts, exit codes, completion, and a log with hostile texts."""
 
+import gc
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
 import msgspec
 import pytest
 
@@ -9,6 +17,7 @@ from mmengine.events.log import LogReader
 from mmengine.replay.debug import open_debugger
 from mmengine.replay.debug.commands.session import Session
 from mmengine.replay.timeline import open_log
+from mmengine.server.debug.app import DebugApp
 from tests.cli.cli_process import call_cli
 from tests.events.logs import rewrite
 from tests.project.doc_blocks import blocks
@@ -39,6 +48,68 @@ def test_a_command_that_fails_ends_the_script(busy):
     done = call_cli("log", "debug", busy, "--ex", "goto 99999", "--ex", "where")
     assert done.returncode == 1 and "step 99999 has no decisions" in done.stderr
     assert "(mm) where" not in done.stdout
+
+
+@pytest.fixture
+def collections():
+    """A list of the garbage collections while a command runs. The collector runs as often as possible."""
+    found, threshold = [], gc.get_threshold()
+
+    def note(phase, info):
+        found.append(info)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    yield found
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(note)
+
+
+def test_no_collection_interrupts_a_command(busy, collections, monkeypatch):
+    try_run, counts = Session.try_run, []
+
+    def counted(session, line):
+        before = len(collections)
+        answer = try_run(session, line)
+        counts.append(len(collections) - before)
+        return answer
+
+    monkeypatch.setattr(Session, "try_run", counted)
+    done = call_cli("log", "debug", busy, "--ex", "goto end", "--ex", "goto 5")
+    app = DebugApp(Session(open_debugger(busy)), "log", 1)
+    assert [each.error for each in app._answers(["goto end", "goto 5"])] == ["", ""]
+    assert done.returncode == 0 and counts == [0, 0, 0, 0]
+    assert gc.isenabled() and collections
+
+
+def test_a_terminal_shows_the_prompt_and_nothing_over_it(busy):
+    """A line with the progress of reading would overwrite what a person types."""
+    ours, its = pty.openpty()
+    code = "import sys; from mmengine.cli.main import main; sys.argv[0] = 'mmengine'; main()"
+    command = [sys.executable, "-c", code, "log", "debug", str(busy)]
+    process = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=its, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(its)
+    shown = b""
+    for line in (b"goto 3\n", b"quit\n"):
+        shown += _read_until(ours, b"(mm) ")
+        time.sleep(0.5)  # A person thinks. The progress would be shown ten times in a second.
+        os.write(ours, line)
+    shown += _read_until(ours, b"quit\r\n")
+    assert process.wait(60) == 0
+    os.close(ours)
+    assert b"step 3, record" in shown and b"reading the log" not in shown
+    assert shown.count(b"(mm) ") == 2 and b"(mm) goto 3\r\n" in shown
+
+
+def _read_until(terminal, end):
+    shown = b""
+    while not shown.endswith(end):
+        ready, _, _ = select.select([terminal], [], [], 60)
+        assert ready, shown
+        shown += os.read(terminal, 1)
+    return shown
 
 
 def test_findings_are_reported(tmp_path):

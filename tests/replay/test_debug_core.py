@@ -263,6 +263,24 @@ def test_filters_say_what_they_expect():
     assert found.comparisons[2].object == ("block", "3") and found.reads_record
 
 
+@pytest.mark.parametrize(("line", "count"), [("rs", 9), ("rn r5", 3), ("rs", 999)])
+def test_moves_back_by_a_count_read_the_log_once(busy, monkeypatch, line, count):
+    by_one, at_once = Session(debugger_of(busy)), Session(debugger_of(busy))
+    for session in (by_one, at_once):
+        session.run("goto end")
+    for _ in range(min(count, 9)):
+        by_one.run(line)
+    navigator = at_once.debugger.navigator
+    read, advance = [], navigator._advance
+    monkeypatch.setattr(navigator, "_advance", lambda cursor: (read.append(1), advance(cursor)))
+    if line == "rs":
+        at_once.run(f"rs {count}")
+    else:
+        at_once.debugger.step_request("r5", -count)
+    expected = 0 if count == 999 else by_one.debugger.navigator.position
+    assert navigator.position == expected and len(read) < 3 * navigator.end
+
+
 def test_a_page_cannot_run_python(busy):
     debugger = open_debugger(busy)
     session = Session(debugger)
@@ -280,6 +298,17 @@ def test_an_expression_cannot_change_the_state(busy):
         with pytest.raises(InvalidRequest, match="the expression failed"):
             session.run(f"print {text}")
     assert state_digest(session.debugger.navigator.state) == before
+
+
+def test_a_breakpoint_on_an_absent_request_says_how_to_write_it(busy):
+    session = Session(debugger_of(busy))
+    session.run("break req('r5').tokens > 2")
+    with pytest.raises(InvalidRequest, match="lacks is None") as error:
+        session.run("continue")
+    assert "req('a') and req('a').tokens > 9" in str(error.value)
+    session.run("delete 1")
+    session.run("break req('r5') and req('r5').tokens > 2")
+    assert "breakpoint 2" in session.run("continue")[0].lines[0]
 
 
 WORDS = (

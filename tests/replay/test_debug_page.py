@@ -2,8 +2,11 @@
 hostile texts are never HTML.
 """
 
+import base64
+import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,11 +16,12 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.debug import open_debugger
+from mmengine.replay.debug.commands.registry import COMMANDS
 from mmengine.replay.debug.commands.session import Session
 from mmengine.replay.debug.page import collect
 from mmengine.replay.debug.page.write import write_debug_page
 from mmengine.replay.findings import Findings
-from tests.cli.cli_process import call_cli
+from tests.cli.cli_process import call_cli, run_cli
 from tests.events.logs import rewrite
 from tests.replay.broken_builds import write_broken
 from tests.replay.browser import Browser, chromium
@@ -177,6 +181,16 @@ def test_it_is_used_with_the_keyboard(logs, width, height, dark):
         assert browser.run("document.documentElement.scrollWidth") <= width and not browser.errors
     finally:
         browser.close()
+
+
+def test_a_page_of_the_command_has_all_commands(tmp_path):
+    """The test process has imported all modules of commands. A new process imports them only for the page."""
+    done = run_cli("log", "report", str(VLLM), "--debug", "-o", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    packed = re.search('<script id="data" type="text/plain">(.*?)</script>', page)
+    data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert [name for name, *_ in data["commands"]] == list(COMMANDS)
 
 
 def test_the_page_is_one_file_for_small_logs(logs, tmp_path, monkeypatch):

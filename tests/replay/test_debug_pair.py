@@ -9,6 +9,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.debug import open_debugger
+from mmengine.replay.debug.commands.registry import GROUPS
 from mmengine.replay.debug.commands.session import Session
 from mmengine.replay.debug.state_diff import values_of
 from mmengine.replay.diff import diff
@@ -112,6 +113,8 @@ def test_a_log_in_the_current_folder_has_a_name(logs, monkeypatch):
 
 def test_equal_logs_and_logs_that_end_early(logs, tmp_path):
     session, _ = pair_of(logs[0], logs[0])
+    assert session.run("compare")[0].lines == ["the states are equal"]
+    assert [each.title for each in session.run("help")[:-1]] == list(GROUPS)
     assert session.run("difference")[0].title == "no difference"
     assert session.run("continue")[-1].lines[-1].endswith("the end of the log")
     records = list(LogReader(logs[0]))

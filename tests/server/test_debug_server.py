@@ -113,6 +113,19 @@ def test_other_hosts_origins_and_addresses_are_refused(server):
     assert ask(port, "/run", "POST", '{"lines": ["where"]}', content_type="application/json")[0] == 404
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin"])
+def test_a_second_host_or_origin_is_refused(server, name):
+    port, path = server
+    for values in ((f"127.0.0.1:{port}", "evil.example"), ("evil.example", f"127.0.0.1:{port}")):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.putrequest("GET", path, skip_host=name == "Host")
+        for value in values:
+            connection.putheader(name, value if name == "Host" else f"http://{value}")
+        connection.endheaders()
+        assert connection.getresponse().status == {"Host": 421, "Origin": 403}[name]
+        connection.close()
+
+
 def test_bad_bodies_are_refused(server):
     port, path = server
     kind = {"content_type": "application/json"}

@@ -1,8 +1,7 @@
 """`mmengine log debug`: a debugger for logs, in the terminal."""
 
+import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +54,8 @@ def debug(
     ] = False,
     port: Annotated[int, typer.Option(help="Port for --web (default: a free one).", min=0, max=65535)] = 0,
 ) -> None:
-    from mmengine.replay.debug import open_debugger  # Lazy, like all below: help needs none of them.
+    from mmengine.paused_collection import paused_collection  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.debug import open_debugger
     from mmengine.replay.debug.commands.session import Session
     from mmengine.simulation.bounded_files import existing as existing_file
     from mmengine.simulation.bounded_files import lines
@@ -65,21 +65,28 @@ def debug(
     ]
     commands += execute or []
     is_batch = batch or bool(commands) and not sys.stdin.isatty()
-    with reported(existing(folder)) as findings, _progress() as progress:
-        debugger, second = open_debugger(folder, findings, progress=progress), None
-        if other is not None:
-            second = open_debugger(existing(other), progress=progress)
-            second.can_evaluate = not web
-        debugger.can_evaluate = not web
-        session, out, is_done = Session(debugger, second), console(), True
+    progress = _Progress()
+    with reported(existing(folder)) as findings:
+        # A state has many objects. A collection would traverse them, and can take longer than a seek.
+        with paused_collection():
+            debugger, second = open_debugger(folder, findings, progress=progress), None
+            if other is not None:
+                second = open_debugger(existing(other), progress=progress)
+                second.can_evaluate = not web
+            debugger.can_evaluate = not web
+            session, out, is_done = Session(debugger, second), console(), False
+            progress.stop()
         try:
-            is_done = _run_script(session, commands, out)
-            goes_on = is_done and not session.is_over
-            if web and goes_on:
-                _serve(session, folder, port)
-            elif goes_on and not is_batch:
-                _converse(session, out)
+            with paused_collection():
+                is_done = _run_script(session, commands, out, progress)
+                goes_on = is_done and not session.is_over
+                if goes_on and not web and not is_batch:
+                    _converse(session, out, progress)
+            if goes_on and web:
+                progress.close()
+                _serve(session, [folder] if other is None else [folder, other], port)
         finally:
+            progress.close()
             for each in (debugger, second):
                 if each is not None:
                     each.navigator.keep()
@@ -87,22 +94,23 @@ def debug(
         raise typer.Exit(FAILED)
 
 
-def _serve(session: "Session", folder: Path, port: int) -> None:
-    """Serve the page until Ctrl-C."""
+def _serve(session: "Session", folders: list[Path], port: int) -> None:
+    """Serve the page until Ctrl-C. `folders`: one or two logs."""
     from mmengine.server.debug.serve import serve_debugger
 
     def tell(address: str) -> None:
-        print(f"the debugger of {folder}: {address}", flush=True)
+        print(f"the debugger of {' and '.join(map(str, folders))}: {address}", flush=True)
         print("The address is a secret; Ctrl-C ends the debugger.", flush=True)
 
-    serve_debugger(session, folder.resolve().name, port, tell)
+    serve_debugger(session, " and ".join(folder.resolve().name for folder in folders), port, tell)
 
 
-def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:
+def _run_script(session: "Session", lines: list[str], out: "Console", progress: "_Progress") -> bool:
     """Run a script up to the first command that fails. Return whether all commands succeeded."""
     for line in lines:
         out.print(f"{PROMPT}{printable(line.strip())}", markup=False, highlight=False, soft_wrap=True)
         blocks, error = session.try_run(line)
+        progress.stop()
         print_blocks(blocks, out)
         if error:
             print(f"mmengine: {printable(error, 1000)}", file=sys.stderr)
@@ -112,7 +120,7 @@ def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:
     return True
 
 
-def _converse(session: "Session", out: "Console") -> None:
+def _converse(session: "Session", out: "Console", progress: "_Progress") -> None:
     """Run the commands that a person types, until quit or the input's end."""
     from mmengine.cli.logs.debug_prompt import prompts
 
@@ -122,11 +130,13 @@ def _converse(session: "Session", out: "Console") -> None:
             blocks, error = session.try_run(line)
         except KeyboardInterrupt:
             blocks, error = session.here("interrupted"), ""
+        progress.stop()
         print_blocks(blocks, out)
         if error:
             out.print(printable(error, 1000), markup=False, highlight=False, soft_wrap=True)
         if session.is_over:
             return
+        gc.collect()  # while the person reads
 
 
 def print_blocks(blocks: "list[Block]", out: "Console") -> None:
@@ -150,13 +160,26 @@ def print_blocks(blocks: "list[Block]", out: "Console") -> None:
             out.print(printable(block.note, 2000), markup=False, highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
+class _Progress:
+    """Shows on a terminal how far the log was read. `stop` hides the line until records are read again. The
+    line would overwrite the prompt. `close` hides the line for good.
+    """
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda position: None
-        return
-    with console.status("reading the log") as status:
-        yield lambda position: status.update(f"reading the log: record {position}")
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        self._status = console.status("reading the log") if console.is_terminal else None
+
+    def __call__(self, position: int) -> None:
+        if self._status is not None and position:
+            self._status.update(f"reading the log: record {position:,}")
+            self._status.start()
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self._status = None

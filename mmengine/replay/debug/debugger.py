@@ -157,13 +157,12 @@ class Debugger:
         return f"{walker.found.kind} {walker.found.number}, {why}"
 
     def _repeat(self, walker: Walker, count: int) -> str:
-        why = ""
-        for _ in range(abs(count)):
-            if count > 0:
-                why = search_forward(self.navigator, walker)
-            else:
-                position, why = search_back(self.navigator, walker, self.navigator.position)
-                self.navigator.go(position if position >= 0 else self.navigator.first)
+        navigator, why = self.navigator, ""
+        if count < 0:
+            position, why = search_back(navigator, walker, navigator.position, -count)
+            navigator.go(position if position >= 0 else navigator.first)
+        for _ in range(count):
+            why = search_forward(navigator, walker)
             if not why:
                 break
         return why

@@ -123,14 +123,15 @@ def search_forward(navigator: Navigator, walker: Walker) -> str:
     return ""
 
 
-def search_back(navigator: Navigator, walker: Walker, before: int) -> tuple[int, str]:
-    """Return the last position before `before` where `walker` stops, and the reason. Returns (-1, "") if
-    there is no such position. The navigator's position does not change.
+def search_back(navigator: Navigator, walker: Walker, before: int, count: int = 1) -> tuple[int, str]:
+    """Return the last position before `before` where `walker` stops, and the reason. `count`: which of these
+    positions to return, counted from the last. Returns (-1, "") if there is no such position. The navigator's
+    position does not change.
     """
     most = before - 1
     while most >= navigator.first:
         mark = navigator.marks.before(max(navigator.first, most - 1))
-        found = (-1, "")
+        found: list[tuple[int, str]] = []
         for cursor in navigator.walk(mark.position):
             if cursor.position > most:
                 break
@@ -142,8 +143,11 @@ def search_back(navigator: Navigator, walker: Walker, before: int) -> tuple[int,
                 walker.begin(cursor)
                 continue
             if why:
-                found = cursor.position, why
-        if found[0] >= 0 or mark.position == navigator.first:
-            return found
+                found.append((cursor.position, why))
+        if len(found) >= count:
+            return found[-count]
+        if mark.position == navigator.first:
+            break
+        count -= len(found)
         most = mark.position
     return -1, ""

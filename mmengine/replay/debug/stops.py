@@ -47,7 +47,10 @@ def evaluated(code: CodeType, facts: Facts) -> object:
         value: object = eval(code, {}, facts)  # noqa: S307 - the user's own text, see docs/reference/debugger.md
         return value
     except Exception as error:
-        raise InvalidRequest(f"the expression failed: {type(error).__name__}: {error}") from None
+        text = f"the expression failed: {type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and error.obj is None:
+            text += "; an object that the state lacks is None: req('a') and req('a').tokens > 9"
+        raise InvalidRequest(text) from None
 
 
 class Stop:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mmengine.errors import MMEngineError
+from mmengine.paused_collection import paused_collection
 from mmengine.replay.debug.commands.registry import COMMANDS
 from mmengine.replay.debug.commands.session import Session
 from mmengine.replay.debug.commands.views import INFO
@@ -74,10 +75,10 @@ class DebugApp:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        if request.headers.get("host", "") not in self._hosts:
+        hosts, origins = request.headers.getlist("host"), set(request.headers.getlist("origin"))
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _refusal(421, "the Host header does not name the debug server")
-        origin = request.headers.get("origin")
-        if origin is not None and origin not in {f"http://{host}" for host in self._hosts}:
+        if origins - {f"http://{host}" for host in self._hosts}:
             return _refusal(403, "requests from other origins are refused")
         given, slash, name = request.url.path.removeprefix("/").partition("/")
         if not slash or not secrets.compare_digest(given.encode(), self.token.encode()):
@@ -119,11 +120,12 @@ class DebugApp:
         an error.
         """
         answers = []
-        for line in lines:
-            try:
-                answers.append(Answer(*self._session.try_run(line)))
-            except MMEngineError as error:
-                answers.append(Answer([], str(error)))
+        with paused_collection():  # A collection can take longer than a seek.
+            for line in lines:
+                try:
+                    answers.append(Answer(*self._session.try_run(line)))
+                except MMEngineError as error:
+                    answers.append(Answer([], str(error)))
         return answers
 
 

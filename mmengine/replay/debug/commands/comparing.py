@@ -71,4 +71,6 @@ def compare(session: SessionBase, rest: str) -> list[Block]:
     """Show how the states of the two logs differ, each log at its own position."""
     pair = _pair(session)
     rows: list[tuple[Cell, ...]] = [tuple(change) for change in pair.state_changes()]
+    if not rows:
+        return [Text(["the states are equal"])]
     return [shortened(Table("states", ("", *pair.names), rows), 10**9 if rest == "all" else MAX_ROWS)]

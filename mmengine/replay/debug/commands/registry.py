@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {}
+GROUPS = ("Move", "Stop", "Show", "Ask", "Compare two logs")  # In the order of the help.
 
 
 def command(name: str, *aliases: str, usage: str = "", group: str) -> Callable[[Run], Run]:
@@ -68,11 +69,11 @@ def help_of(name: str) -> list[Block]:
         found = find(name)
         also = f"  (also: {', '.join(found.aliases)})" if found.aliases else ""
         return [Text([f"{found.name} {found.usage}".rstrip() + also, *found.text.splitlines()])]
-    groups: dict[str, list[tuple[str | int | float, ...]]] = {}
+    groups: dict[str, list[tuple[str | int | float, ...]]] = {name: [] for name in GROUPS}
     for each in COMMANDS.values():
         names = ", ".join((each.name, *each.aliases))
         summary = each.text.splitlines()[0] if each.text else ""
-        groups.setdefault(each.group, []).append((names, each.usage, summary))
+        groups[each.group].append((names, each.usage, summary))
     blocks: list[Block] = [Table(group, ("command", "", ""), rows) for group, rows in groups.items()]
     advice = (
         "Start with: goto 1, info queue, break preempted, continue, info request ID, last block 17, "

@@ -20,7 +20,7 @@ def break_(session: SessionBase, rest: str) -> list[Block]:
     break entry 080f references > 1
     break finished if request ~ batch and waiting > 0
     A condition is FIELD OPERATOR LITERAL, joined with and; help fields lists the fields.
-    In the terminal, a condition may be a Python expression: break req("req-17").tokens > 100
+    In the terminal, a condition may be a Python expression: break waiting > 2 * running
     """
     return _added(session.debugger.add_breakpoint(condition_of(rest)))
 

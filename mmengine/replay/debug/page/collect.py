@@ -11,6 +11,7 @@ import numpy as np
 from mmengine.core.state.state import State
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
+from mmengine.replay.debug.commands import session  # noqa: F401 - registers the commands
 from mmengine.replay.debug.commands.registry import COMMANDS, help_of
 from mmengine.replay.debug.commands.views import INFO, fields_help
 from mmengine.replay.debug.debugger import Debugger

@@ -43,7 +43,7 @@ function shownBlock(/** @type {Table | Lines} */ block, /** @type {string} */ ki
   top.append(head);
   table.append(top, body);
   scroll.append(table);
-  box.append(scroll);
+  if (block.rows.length || !block.note) box.append(scroll);
   if (block.note) box.append(element("p", block.note, "note"));
   return box;
 }
