@@ -1,6 +1,8 @@
 """Tests the step times of a what-if simulation: what is fitted to a log, and how times are drawn."""
 
+from bisect import bisect_left
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay.rerun import simulation
-from mmengine.replay.rerun.calibration import MAX_SLICES, MIN_REQUESTS, Calibration, HeldOut, slices_of
+from mmengine.replay.rerun.calibration import (
+    MAX_SLICES,
+    MIN_REQUESTS,
+    Calibration,
+    HeldOut,
+    _halves,
+    slices_of,
+)
 from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.script import Observation
@@ -51,13 +60,13 @@ def time_of(step):
     return step.device_ns + step.host_ns + step.pause_ns
 
 
-def draw(steps, times, seed=0, now_ns=None):
-    """Return drawn times for the work of a log's steps. `now_ns`: a time instead of the steps' own times."""
+def draw(steps, times, seed=0):
+    """Return drawn times for the work of a log's steps."""
     drawn, found = DrawnTimes(times, np.random.default_rng(seed), overlaps=False), []
     for step in steps:
         if step.is_first:
             drawn.begin()
-        found.append(drawn.step_ns(step.work, step.end_ns if now_ns is None else now_ns))
+        found.append(drawn.step_ns(step.work, step.end_ns))
     return np.array(found)
 
 
@@ -80,8 +89,8 @@ def test_drawn_times_are_spread_like_the_logged_times(seed, pause_share):
 def test_a_drift_of_the_speed_is_followed(seed):
     steps = steps_of(np.random.default_rng(seed), 2000, slow_from=0.5)
     times = fit_times(steps, overlaps=False)
-    early, late = (draw(steps, times, now_ns=now).mean() for now in (0, steps[-1].end_ns))
-    assert late / early == pytest.approx(2.0, rel=0.1)
+    for part in (steps[:500], steps[-500:]):
+        assert draw(part, times).mean() == pytest.approx(np.mean([time_of(step) for step in part]), rel=0.1)
 
 
 def test_an_arrival_delays_the_step_and_the_step_before():
@@ -133,6 +142,49 @@ def test_a_request_may_arrive_in_the_time_by_which_it_delays_a_step(monkeypatch)
         assert np.median([prices.price(None, 0) for _ in range(300)]) == pytest.approx(expected_ns, rel=0.1)
 
 
+def test_delays_are_not_longer_because_long_steps_get_arrivals(monkeypatch):
+    """Arrivals at random times hit long steps more often. The log's delays already contain this bias."""
+    rng, steps, now, arrivals = np.random.default_rng(6), [], 0, []
+    next_ns = 0
+    for _ in range(6000):
+        own_ns = NS[DECODE] * (1 + 9 * (rng.random() < 0.3))
+        has_arrival = next_ns < now + own_ns
+        if has_arrival:
+            arrivals.append(next_ns)
+            next_ns = now + own_ns + rng.exponential(20 * NS[DECODE])
+        now += round(own_ns)
+        steps.append(TimedStep(work_of(DECODE, 4, 4), round(own_ns), 0, now, has_arrival=has_arrival))
+    logged = np.mean([time_of(step) for step in steps if step.has_arrival])
+    times = fit_times(steps, overlaps=False)
+    during = {key: delays for key, delays in times.delays_ns.items() if key[0] == DURING}
+    drawn = DrawnTimes(replace(times, delays_ns=during), np.random.default_rng(0), overlaps=False)
+    monkeypatch.setattr(simulation, "work_of_plan", lambda plan, num_embeds: work_of(DECODE, 4, 4))
+    prices, now, found = simulation._Prices(drawn, [round(each) for each in arrivals]), 0, []
+    prices.timer = SimpleNamespace(now=lambda: now)
+    while now < arrivals[-1]:
+        step_ns = prices.price(None, 0)
+        if bisect_left(arrivals, now) < bisect_left(arrivals, now + step_ns):
+            found.append(step_ns)
+        now += step_ns
+    assert np.mean(found) == pytest.approx(logged, rel=0.1)
+
+
+def test_a_request_delays_one_step_before_its_arrival(monkeypatch):
+    times = fit_times(steps_of(np.random.default_rng(1), 4000, arrival_ns=3_000_000), overlaps=False)
+    before = {key: delays for key, delays in times.delays_ns.items() if key[0] == BEFORE}
+    times = replace(times, delays_ns=before, lead_ns=12e6)
+    drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
+    monkeypatch.setattr(simulation, "work_of_plan", lambda plan, num_embeds: work_of(DECODE, 4, 4))
+    counts = []
+    for _ in range(50):
+        prices, taken = simulation._Prices(drawn, [20_000_000]), [0]
+        prices.timer = SimpleNamespace(now=partial(sum, taken))
+        while sum(taken) < 20_000_000:
+            taken.append(prices.price(None, 0))
+        counts.append(sum(each > 2_500_000 for each in taken))
+    assert 0.9 < np.mean(counts) < 1.3
+
+
 def episodes_of(rng, count, length):
     """Return steps of a machine that is twice as slow in every second episode of `length` steps."""
     steps, now = [], 0
@@ -160,6 +212,20 @@ def test_slow_episodes_stay_episodes(length):
     assert sums.mean() == pytest.approx(logged.mean(), rel=0.1)
 
 
+def test_the_slowness_is_the_logs_at_this_time():
+    """With every second slice left out, as in the calibration, all steps together are as slow as the log's,
+    with any seed. A slow episode is neither drawn twice nor left out.
+    """
+    steps = episodes_of(np.random.default_rng(4), 8400, 600)
+    half = [step for number, step in enumerate(steps) if number // 70 % 2]
+    times = fit_times(half, overlaps=False)
+    for seed in range(4):
+        drawn, now = DrawnTimes(times, np.random.default_rng(seed), overlaps=False), 0
+        for step in steps:
+            now += drawn.step_ns(step.work, now)
+        assert now == pytest.approx(steps[-1].end_ns, rel=0.02)
+
+
 def test_few_arrivals_have_no_delay():
     steps = steps_of(np.random.default_rng(1), 100, arrival_ns=3_000_000)
     times = fit_times(steps, overlaps=False)
@@ -182,6 +248,17 @@ def test_slices_are_equal_and_not_small(count):
     assert len(sizes) % 2 == 0 and 2 <= len(sizes) <= MAX_SLICES
     assert sizes.min() >= MIN_REQUESTS and sizes.max() - sizes.min() <= 1
     assert (np.diff(slices_of(count)) >= 0).all()
+
+
+@pytest.mark.parametrize("num_late", [0, 50, 4000])
+def test_both_halves_have_steps_after_the_last_arrival(num_late):
+    """An engine under an overload works long after the last arrival."""
+    steps = [TimedStep(work_of(DECODE, 4, 4), 10**6, 0, number * 10**6) for number in range(4000 + num_late)]
+    measured = SimpleNamespace(meter=SimpleNamespace(arrived_ns=np.arange(1000) * 4 * 10**6), steps=steps)
+    halves = _halves(measured, slices_of(1000))
+    assert sorted(halves[0] + halves[1], key=lambda step: step.end_ns) == steps
+    late = [sum(step.end_ns >= 4000 * 10**6 for step in half) for half in halves]
+    assert abs(late[0] - late[1]) <= 101 and abs(len(halves[0]) - len(halves[1])) <= 101
 
 
 @given(

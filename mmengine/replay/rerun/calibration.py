@@ -2,9 +2,9 @@
 
 The requests are divided by their arrival into slices of equal size. The odd slices (the first, the third,
 ...) are one half, and the even slices the other, so that a drift of the machine's speed is in both halves.
-Step times are fitted to the steps of one half, and the whole log is simulated with these times. The latencies
-of the other half's requests are then compared with the logged latencies. A prediction is trusted if the error
-of every latency is within a bound.
+The time after the last arrival is divided too. Step times are fitted to the steps of one half, and the whole
+log is simulated with these times. The latencies of the other half's requests are then compared with the
+logged latencies. A prediction is trusted if the error of every latency is within a bound.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from mmengine.simulation.meter import Meter
 MIN_REQUESTS = 10  # Minimum number of requests in each half.
 MIN_STEPS = 25  # Minimum number of timed steps in each half.
 MAX_SLICES = 40
+MAX_PARTS = 1000  # Maximum number of slices after the last arrival.
 SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these seeds.
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
 # An error is also accepted up to this multiple of the relative difference between the logged halves.
@@ -133,9 +134,15 @@ def slices_of(count: int) -> np.ndarray:
 
 def _halves(measured: Measured, slices: np.ndarray) -> tuple[list[TimedStep], list[TimedStep]]:
     """Return the steps in the first, third, ... slices, and the steps in the second, fourth, ... slices. A
-    slice begins with its first arrival.
+    slice begins with its first arrival. An overloaded engine runs long after the last arrival. The steps in
+    this time are divided into slices of the mean length, because otherwise one half would contain all of
+    them.
     """
     begins_ns = measured.meter.arrived_ns[np.flatnonzero(np.diff(slices)) + 1]
+    length_ns, end_ns = int(begins_ns[-1]) // len(begins_ns), measured.steps[-1].end_ns
+    if length_ns > 0:
+        further_ns = np.arange(int(begins_ns[-1]) + length_ns, end_ns, max(length_ns, end_ns // MAX_PARTS))
+        begins_ns = np.concatenate((begins_ns, further_ns))
     halves: tuple[list[TimedStep], list[TimedStep]] = [], []
     ends_ns = [step.end_ns for step in measured.steps]
     for step, index in zip(measured.steps, np.searchsorted(begins_ns, ends_ns).tolist(), strict=True):

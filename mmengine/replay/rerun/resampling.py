@@ -1,8 +1,8 @@
 """Draws the step times of a simulation from the steps of a log.
 
 A machine can be slow for several seconds, during which requests queue up. A simulated step has the machine's
-slowness at a position in the log. This position moves with the simulation. After a while, another position
-near the simulation's time is drawn.
+slowness at the simulation's time in the log. Times without steps, for example in the half of the log that the
+calibration leaves out, have the slowness of the nearest steps.
 
 A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
 Consecutive simulated steps of a class use consecutive logged steps, which form a run. A run ends after RUN
@@ -18,13 +18,10 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# A run, and a position for the slowness, begin at most 1 / WINDOW of the log's steps before or after the
-# simulation's time.
+# A run begins at most 1 / WINDOW of the log's steps before or after the simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
-BLOCKS = 4  # Number of positions that are drawn while the simulation passes a window.
-MAX_GAP_NS = 250_000_000  # Longer gaps between steps count as this time.
 LEAST = 0.5  # The least time of a delayed step, as a multiple of the usual time of such steps.
 BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples of the simulated busy time.
 
@@ -38,7 +35,11 @@ class DrawnTimes:
         self._times, self._rng, self._overlaps = times, rng, overlaps
         self._ratios_of = _Members(times, times.is_plain, rng)
         self._pauses_of = _Members(times, np.ones(len(times.ratios), bool), rng)
-        self._slowness = _Slowness(times, rng)
+        self._slowness = _Slowness(times)
+        # For each phase and kind, the cumulative chances of the delays (see `delay_ns`).
+        self._chances = {
+            key: _chances(lengths, times.arrivals_per_ns) for key, lengths in times.delayed_ns.items()
+        }
         # The last step's kind, slowness, usual time and own time in ns.
         self._last = 0, 1.0, 0.0, 0.0
         self._left = 0  # Number of steps left in the run.
@@ -77,15 +78,23 @@ class DrawnTimes:
             return DURING
         return BEFORE if until_ns < step_ns + self._times.lead_ns else PLAIN
 
-    def delay_ns(self, phase: int) -> int:
+    def delay_ns(self, phase: int, *, is_certain: bool = True) -> int:
         """Return the delay in ns of the step that was drawn last, if the step is in this phase. A delay
         includes the deviation of the delayed step from the usual time, so it may be negative.
+
+        `is_certain`: whether the phase does not depend on the delay. Otherwise the caller applies the delay
+        only if a request arrives within the delayed step. A long step is then more likely to get an arrival,
+        as in the log. So a delay's chance is inverse to the probability that its step gets an arrival.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
         if delays is None:
             return 0
-        delay_ns = slowness * delays[int(self._rng.integers(len(delays)))]
+        if is_certain:
+            index = int(self._rng.integers(len(delays)))
+        else:
+            index = int(np.searchsorted(self._chances[phase, kind], self._rng.random()))
+        delay_ns = slowness * delays[min(index, len(delays) - 1)]
         return round(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
 
     def prolong(self, time_ns: float) -> None:
@@ -95,6 +104,14 @@ class DrawnTimes:
     def host_ns(self, num_rows: int) -> int:
         """Return the engine's own time before a step in ns, or 0 if `step_ns` includes this time."""
         return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
+
+
+def _chances(lengths_ns: np.ndarray, arrivals_per_ns: float) -> np.ndarray:
+    """Return cumulative chances that are inverse to the probability that a step of this length gets an
+    arrival.
+    """
+    sums = np.cumsum(1.0 / -np.expm1(-arrivals_per_ns * np.maximum(lengths_ns, 1.0)))
+    return np.asarray(sums / sums[-1])
 
 
 def _reach(times: StepTimes) -> int:
@@ -152,25 +169,19 @@ class _Members:
 
 
 class _Slowness:
-    """The machine's slowness at a position in the log. The position moves with the simulation."""
+    """The machine's slowness at the simulation's time. A time without steps is reflected at the nearest step,
+    so that it has the slowness of steps that are as far from this step.
+    """
 
-    def __init__(self, times: StepTimes, rng: np.random.Generator):
-        self._times, self._rng = times, rng
-        self._reach = _reach(times)
-        gaps_ns = np.diff(times.ends_ns, prepend=times.ends_ns[0])
-        # The end times of the steps, with long gaps shortened.
-        self._clock_ns = np.cumsum(np.minimum(gaps_ns, MAX_GAP_NS))
-        self._left = 0  # number of steps before the next position is drawn
-        self._ahead_ns = 0  # the position's `_clock_ns` minus the simulation's time
+    def __init__(self, times: StepTimes):
+        self._slowness, self._ends_ns = times.slowness, times.ends_ns
 
     def at(self, now_ns: int) -> float:
         """Return the slowness of a step that begins at `now_ns`."""
-        count = len(self._clock_ns)
-        if not self._left:
-            self._left = max(1, 2 * self._reach // BLOCKS)
-            center = int(np.searchsorted(self._times.ends_ns, now_ns))
-            low, high = max(0, center - self._reach), min(count, center + self._reach)
-            self._ahead_ns = int(self._clock_ns[int(self._rng.integers(low, high))]) - now_ns
-        self._left -= 1
-        place = int(np.searchsorted(self._clock_ns, now_ns + self._ahead_ns))
-        return float(self._times.slowness[min(place, count - 1)])
+        ends_ns = self._ends_ns
+        following = int(np.searchsorted(ends_ns, now_ns))
+        near = min(following, len(ends_ns) - 1)
+        if near and (following == len(ends_ns) or now_ns - ends_ns[near - 1] < ends_ns[near] - now_ns):
+            near -= 1
+        reflected = int(np.searchsorted(ends_ns, 2 * int(ends_ns[near]) - now_ns))
+        return float(self._slowness[min(reflected, len(ends_ns) - 1)])

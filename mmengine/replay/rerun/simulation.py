@@ -19,7 +19,7 @@ from mmengine.replay.rerun.playback import Clock, Playback, Timer, WaitingExecut
 from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.script import Observation, Script
 from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
-from mmengine.replay.rerun.step_times import DURING, StepTimes
+from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
 TOGETHER_NS = 1_000_000  # The longest time between the records of observations that were seen together.
@@ -98,19 +98,24 @@ class _Prices:
 
     def __init__(self, drawn: DrawnTimes, arrivals_ns: list[int]):
         self._drawn, self._arrivals_ns = drawn, arrivals_ns
+        self._announced = -1  # the last arrival that delayed the step before
 
     def price(self, plan: StepPlan, num_embeds: int) -> int:
-        now_ns = self.timer.now()
-        step_ns = self._drawn.step_ns(work_of_plan(plan, num_embeds), now_ns)
+        now_ns, drawn = self.timer.now(), self._drawn
+        step_ns = drawn.step_ns(work_of_plan(plan, num_embeds), now_ns)
         following = bisect_right(self._arrivals_ns, now_ns)
         if following == len(self._arrivals_ns):
             return step_ns
         until_ns = self._arrivals_ns[following] - now_ns
         # A request that arrives within the delay has also arrived during the step.
-        delay_ns = self._drawn.delay_ns(DURING)
+        delay_ns = drawn.delay_ns(DURING, is_certain=False)
         if until_ns >= step_ns + max(0, delay_ns):
-            delay_ns = self._drawn.delay_ns(self._drawn.phase(step_ns, until_ns))
-        self._drawn.prolong(delay_ns)
+            delay_ns = drawn.delay_ns(BEFORE)
+            if following <= self._announced or drawn.phase(step_ns + delay_ns, until_ns) != BEFORE:
+                delay_ns = 0
+            else:
+                self._announced = following
+        drawn.prolong(delay_ns)
         return max(1, step_ns + delay_ns)
 
 

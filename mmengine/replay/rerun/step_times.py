@@ -47,8 +47,11 @@ class StepTimes:
     time, divided by its fitted time and by this slowness. `usual`: for each class, the mean ratio of its
     plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
+
     `delays_ns`: maps a phase (DURING or BEFORE) and a kind of steps to the delays of such steps, divided by
-    the slowness. `lead_ns`: a step that ends less than this time before an arrival is BEFORE.
+    the slowness. `delayed_ns`: the lengths of these steps, for the same keys. `arrivals_per_ns`: how often
+    requests arrive while the engine is busy; requests that were seen together count once. `lead_ns`: a step
+    that ends less than this time before an arrival is BEFORE.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
     device times; without overlap, they compare the sums of device and host times.
@@ -64,6 +67,8 @@ class StepTimes:
     ends_ns: np.ndarray
     is_plain: np.ndarray
     delays_ns: dict[tuple[int, int], np.ndarray]
+    delayed_ns: dict[tuple[int, int], np.ndarray]
+    arrivals_per_ns: float
     lead_ns: float
     overlaps: bool
 
@@ -92,10 +97,14 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
         int(name): float(ratios[is_plain & (classes == name)].mean()) for name in np.unique(classes[is_plain])
     }
     delays_ns: dict[tuple[int, int], np.ndarray] = {}
-    lead_ns = 0.0
+    delayed_ns: dict[tuple[int, int], np.ndarray] = {}
+    lead_ns = arrivals_per_ns = 0.0
     if has_delays:
         expected = np.array([usual.get(name, np.nan) for name in classes.tolist()])
-        delays_ns = _delays(fitted_ns * (ratios - expected), kinds, phases)
+        is_known = ~np.isnan(expected)
+        delays_ns = _by_phase(fitted_ns * (ratios - expected), kinds, phases, is_known)
+        delayed_ns = _by_phase(own_ns + pauses_ns, kinds, phases, is_known)
+        arrivals_per_ns = _arrival_rate(own_ns + pauses_ns, phases == DURING)
         lead_ns = float(np.median((own_ns + pauses_ns)[phases == DURING]))
     return StepTimes(
         cost,
@@ -108,6 +117,8 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
         np.array([each.end_ns for each in steps]),
         is_plain,
         delays_ns,
+        delayed_ns,
+        arrivals_per_ns,
         lead_ns,
         overlaps,
     )
@@ -162,20 +173,33 @@ def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> 
     return np.asarray(slowness[part])
 
 
-def _delays(
-    delays_ns: np.ndarray, kinds: np.ndarray, phases: np.ndarray
+def _arrival_rate(lengths_ns: np.ndarray, has_arrival: np.ndarray) -> float:
+    """Return the rate of arrivals per ns at which the expected number of steps with an arrival is the logged
+    number. Steps before the first and after the last such step do not count.
+    """
+    places = np.flatnonzero(has_arrival)
+    lengths_ns = lengths_ns[places[0] : places[-1] + 1]
+    low, high = 0.0, 100.0 / float(np.median(lengths_ns))
+    for _ in range(50):
+        rate = (low + high) / 2
+        is_low = -np.expm1(-rate * lengths_ns).sum() < len(places)
+        low, high = (rate, high) if is_low else (low, rate)
+    return high
+
+
+def _by_phase(
+    values: np.ndarray, kinds: np.ndarray, phases: np.ndarray, is_known: np.ndarray
 ) -> dict[tuple[int, int], np.ndarray]:
-    """Return the known delays of the steps of each phase and kind. A kind with fewer than MIN_DELAYED such
-    steps has the delays of all kinds.
+    """Return the known values of the delayed steps of each phase and kind. A kind with fewer than MIN_DELAYED
+    such steps has the values of all kinds.
     """
     found: dict[tuple[int, int], np.ndarray] = {}
-    is_known = ~np.isnan(delays_ns)
     for phase in (DURING, BEFORE):
-        every = delays_ns[is_known & (phases == phase)]
+        every = values[is_known & (phases == phase)]
         if len(every) < MIN_DELAYED:
             continue
         for kind in range(len(KINDS)):
-            these = delays_ns[is_known & (phases == phase) & (kinds == kind)]
+            these = values[is_known & (phases == phase) & (kinds == kind)]
             found[phase, kind] = these if len(these) >= MIN_DELAYED else every
     return found
 
