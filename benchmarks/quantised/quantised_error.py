@@ -135,7 +135,8 @@ def log_probabilities(
 
 def difference(wanted: torch.Tensor, found: torch.Tensor) -> tuple[str, str]:
     """Return the KLD of `found` from `wanted`, and the share of positions with the same most likely token."""
-    kld = (wanted.exp() * (wanted - found)).sum(1).mean().item()
+    # Rounding makes the sum of two nearly equal distributions negative.
+    kld = max((wanted.exp() * (wanted - found)).sum(1).mean().item(), 0.0)
     same = (wanted.argmax(1) == found.argmax(1)).float().mean().item()
     return f"{kld:.5f}", f"{same:.1%}"
 
