@@ -58,7 +58,7 @@ def plugin_for(folder: Path, impl: ModelImpl = "auto") -> ModelPlugin:
             f'no model plugin is installed: nothing registers an entry point in the group "{PLUGINS.group}"; '
             "install mmengine again"
         )
-    if impl != "native" and not is_gguf(folder):
+    if impl != "native":
         return _fallback_for(folder)
     article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
     raise ModelError(

@@ -13,7 +13,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from mmengine.checkpoint.model_files import is_gguf, read_model_json
+from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine_transformers.config_values import check_values
 
@@ -28,11 +28,9 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
     """Return the config and the model class for a folder. Raises ModelError, which names the architecture and
     the reason, if this plugin cannot serve the model.
     """
-    if is_gguf(folder):
-        raise ModelError(f"{folder}: GGUF files are served by mmengine's own model descriptions only")
     values = read_model_json(folder, "config.json")
     architecture = _architecture(folder, values)
-    check_values(folder / "config.json", values)
+    check_values(model_file(folder, "config.json"), values)
     found = getattr(transformers, architecture, None)
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise ModelError(_unknown(folder, architecture, values))

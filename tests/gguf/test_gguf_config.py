@@ -157,9 +157,9 @@ def test_biases_and_windows(opened):
 
 REFUSED = {
     "another architecture": (
-        "gemma3",
+        "gemma2",
         {},
-        "general.architecture is 'gemma3'; supported in GGUF files are llama, qwen2, qwen3",
+        "general.architecture is 'gemma2'; supported in GGUF files are llama, qwen2, qwen3",
     ),
     "experts": ("llama", {"expert_count": (UINT32, 8)}, "llama.expert_count is 8, which is not supported"),
     "a scale": (

@@ -65,8 +65,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def answers(name):
-    with Engine(name, device="cpu", dtype="float32") as engine:
+def answers(name, impl="auto"):
+    with Engine(name, device="cpu", dtype="float32", model_impl=impl) as engine:
         found = engine.generate(["hell", "he"], max_tokens=8, temperature=0, ignore_eos=True, logprobs=2)
         return [(each.token_ids, each.choices[0].logprobs) for each in found]
 
@@ -76,6 +76,13 @@ def test_stacked_experts_answer_like_the_folder(folder, tmp_path):
     path.write_bytes(write(metadata(), tensors_of(folder)).data)
     assert GGUFModel(path).file("config.json")["mlp_only_layers"] == [1]
     assert answers(path) == answers(folder)
+
+
+def test_transformers_modules_read_the_file(folder, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write(metadata(), tensors_of(folder)).data)
+    found, expected = answers(path, "transformers"), answers(folder)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
 
 
 def test_quantised_experts_answer(folder, tmp_path):

@@ -169,8 +169,8 @@ def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
 TWICE = ["<|start|>", "<|end|>", *BYTES, "he", "ll", "hell", "he", "[PAD262]"]
 REFUSED = {
     "another model": (
-        {"model": (STRING, "llama")},
-        "tokenizer.ggml.model is 'llama'; only gpt2, byte-level BPE, is",
+        {"model": (STRING, "bert")},
+        "tokenizer.ggml.model is 'bert'; supported are gpt2",
     ),
     "no model": ({"model": (UINT32, 2)}, "tokenizer.ggml.model is 2"),
     "another cut": (

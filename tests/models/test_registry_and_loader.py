@@ -120,9 +120,9 @@ def test_a_gguf_file_is_a_folder_of_its_architecture(install, tmp_path):
     path = small_gguf(tmp_path / "model.gguf")
     assert registry.plugin_for(path).architectures == ("LlamaForCausalLM",)
     with pytest.raises(ModelError, match="is a Qwen3ForCausalLM; mmengine serves LlamaForCausalLM"):
-        registry.plugin_for(small_gguf(tmp_path / "qwen.gguf", "qwen3"))
-    with pytest.raises(ModelError, match="general.architecture is 'gemma3'"):
-        registry.plugin_for(small_gguf(tmp_path / "gemma.gguf", "gemma3"))
+        registry.plugin_for(small_gguf(tmp_path / "qwen.gguf", "qwen3"), "native")
+    with pytest.raises(ModelError, match="general.architecture is 'gemma2'"):
+        registry.plugin_for(small_gguf(tmp_path / "gemma.gguf", "gemma2"))
     with pytest.raises(ModelError, match="no config.json; give one of its GGUF files, such as gemma.gguf"):
         registry.plugin_for(tmp_path)
     path.write_bytes(b"GGUF")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.gguf import qwen35
+from mmengine.checkpoint.gguf import gemma3, qwen35
 from mmengine.checkpoint.gguf.container import Container
 from mmengine.checkpoint.gguf.tensors import MAX_EXPERTS, ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
@@ -15,7 +15,8 @@ OUTPUT = "output.weight"
 MAX_HEADS = 1024  # Maximum number of query heads, and of key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 PROJECTOR = "clip"  # The architecture of a projector's file.
-IDEFICS3, QWEN3_VL = "idefics3", "qwen3vl_merger"  # Projector types.
+IDEFICS3, QWEN3_VL, GEMMA3 = "idefics3", "qwen3vl_merger", "gemma3"  # Projector types.
+QWEN2_VL, QWEN2_5_VL = "qwen2vl_merger", "qwen2.5vl_merger"
 SECTIONS, DEEPSTACK = qwen35.SECTIONS, "n_deepstack_layers"
 _EXPERTS = {  # Key of a mixture of experts -> its field in config.json, and its maximum.
     "expert_count": ("num_experts", MAX_EXPERTS),
@@ -45,6 +46,7 @@ class Architecture:
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
     `is_vision`: whether every model of this architecture takes images. `keys`: metadata keys that are
     supported in addition to `_READ`. `is_hybrid`: whether some layers have delta nets (qwen35.py).
+    `is_gemma`: whether the model is a Gemma 3 (gemma3.py).
     """
 
     name: str  # The class in transformers; for a vision model, the class of its text model.
@@ -53,6 +55,7 @@ class Architecture:
     projectors: tuple[str, ...] = ()
     is_vision: bool = False
     is_hybrid: bool = False
+    is_gemma: bool = False
     keys: tuple[str, ...] = ()
 
 
@@ -63,6 +66,19 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", keys=tuple(_EXPERTS)),
     "qwen3vl": Architecture(
         "Qwen3ForCausalLM", "qwen3", projectors=(QWEN3_VL,), is_vision=True, keys=(SECTIONS, DEEPSTACK)
+    ),
+    "qwen3vlmoe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        projectors=(QWEN3_VL,),
+        is_vision=True,
+        keys=(SECTIONS, DEEPSTACK, *_EXPERTS),
+    ),
+    "qwen2vl": Architecture(
+        "Qwen2ForCausalLM", "qwen2", projectors=(QWEN2_VL, QWEN2_5_VL), is_vision=True, keys=(SECTIONS,)
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM", "gemma3_text", projectors=(GEMMA3,), is_gemma=True, keys=gemma3.KEYS
     ),
     "qwen35": Architecture(
         "Qwen3_5ForCausalLM",
@@ -130,7 +146,9 @@ def model_config(container: Container) -> dict[str, object]:
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
     rope = _rope(fields, container, head_dim)
     config["rope_parameters"] = rope
-    if "attention.sliding_window" in fields.values:
+    if found.is_gemma:
+        config |= gemma3.gemma_config(fields, config)
+    elif "attention.sliding_window" in fields.values:
         # Mistral's files have the architecture "llama", but transformers' Llama has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}

@@ -11,17 +11,19 @@ from mmengine.checkpoint.gguf.config import (
     paired_heads,
     text_fields,
 )
+from mmengine.checkpoint.gguf.gemma3 import PARTS as GEMMA_PARTS
+from mmengine.checkpoint.gguf.gemma3 import gemma_entry
 from mmengine.checkpoint.gguf.pair import gguf_file, parts_of_pair, projector_file
 from mmengine.checkpoint.gguf.projector import Projector
 from mmengine.checkpoint.gguf.projectors import open_projector
 from mmengine.checkpoint.gguf.qwen35 import hybrid_entry, hybrid_name, num_trunk_layers
 from mmengine.checkpoint.gguf.split import open_parts, part_files
-from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
+from mmengine.checkpoint.gguf.tensors import PARTS, GGUFEntry, tensor_entries
 from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
 from mmengine.errors import ModelError
 
 CONFIG = "config.json"
-MEDIA_FILES = ("preprocessor_config.json", "video_preprocessor_config.json")
+MEDIA_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 TEXT_FILES = {
     "generation_config.json": generation_config,
     "tokenizer.json": tokenizer_json,
@@ -67,7 +69,7 @@ class GGUFModel:
         """Return the contents of the file `name` in an equivalent model folder.
 
         `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which contains
-        the chat template; with a projector, also preprocessor_config.json and video_preprocessor_config.json.
+        the chat template; with a projector, also the files that its `settings` names.
         Raises ModelError if the metadata is missing, damaged or not supported.
         """
         projector = self.projector
@@ -76,7 +78,8 @@ class GGUFModel:
             return found if projector is None else projector.model_config(found, self.container)
         if projector is not None and name in MEDIA_FILES:
             return projector.settings()[name]
-        return TEXT_FILES[name](self.container)
+        extra = projector.tokenizer_settings() if projector and name == "tokenizer_config.json" else {}
+        return TEXT_FILES[name](self.container) | extra
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
         """Return every tensor by its canonical name, as `open_tensors` does for a folder.
@@ -98,7 +101,8 @@ class GGUFModel:
 
     def _text_tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
         """Return the tensors of the model's file."""
-        projector, is_hybrid = self.projector, architecture_of(self.container).is_hybrid
+        projector, found = self.projector, architecture_of(self.container)
+        is_hybrid = found.is_hybrid
         num_layers = num_trunk_layers(text_fields(self.container)) if is_hybrid else 0
 
         def text_name(name: str) -> str | None:
@@ -106,7 +110,10 @@ class GGUFModel:
                 name = hybrid_name(name, num_layers)
             return canonical_name(name if projector is None else projector.text_name(name))
 
-        entries = tensor_entries(self.container, text_name, paired_heads(self.container))
+        parts = PARTS | GEMMA_PARTS if found.is_gemma else PARTS
+        entries = tensor_entries(self.container, text_name, paired_heads(self.container), parts)
+        if found.is_gemma:
+            return {name: gemma_entry(each) for name, each in entries.items()}
         return {name: hybrid_entry(each) for name, each in entries.items()} if is_hybrid else entries
 
     @property

@@ -73,9 +73,15 @@ class Projector(ABC):
         values = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
         return Fields(values, self.path, prefix)
 
-    def check_tensors(self) -> None:
-        """Raise ModelError if the patch embedding or the position embedding is missing."""
-        for name in (PATCHES, POSITIONS):
+    def tokenizer_settings(self) -> Json:
+        """Return fields of tokenizer_config.json that the family's processor needs."""
+        return {}
+
+    def check_tensors(self, *names: str) -> None:
+        """Raise ModelError if one of the tensors `names` is missing. Without names, these are the patch
+        embedding and the position embedding.
+        """
+        for name in names or (PATCHES, POSITIONS):
             if name not in self.container.tensors:
                 self.container.fields.fail(f"tensor {name} is missing; download the projector again")
 

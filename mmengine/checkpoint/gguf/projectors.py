@@ -4,12 +4,15 @@ from pathlib import Path
 
 from mmengine.checkpoint.gguf.config import PROJECTOR
 from mmengine.checkpoint.gguf.container import Container, open_container
+from mmengine.checkpoint.gguf.gemma3_vision import Gemma3Projector
 from mmengine.checkpoint.gguf.projector import Projector
+from mmengine.checkpoint.gguf.qwen2_vl import Qwen2VLProjector, Qwen25VLProjector
 from mmengine.checkpoint.gguf.qwen3_vl import Qwen3VLProjector
 from mmengine.checkpoint.gguf.smolvlm import SmolVLMProjector
 from mmengine.errors import ModelError
 
-PROJECTORS: dict[str, type[Projector]] = {each.kind: each for each in (Qwen3VLProjector, SmolVLMProjector)}
+FAMILIES = (Qwen2VLProjector, Qwen25VLProjector, Qwen3VLProjector, Gemma3Projector, SmolVLMProjector)
+PROJECTORS: dict[str, type[Projector]] = {each.kind: each for each in FAMILIES}
 
 
 def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: Container) -> Projector:

@@ -66,12 +66,14 @@ class Qwen3VLProjector(Projector):
         rope = text["rope_parameters"]
         assert isinstance(rope, dict)
         rope = rope | {"mrope_section": sections.as_integers()[:3].tolist(), "mrope_interleaved": True}
+        model = "Qwen3VLMoe" if text["model_type"] == "qwen3_moe" else "Qwen3VL"
+        model_type = "qwen3_vl_moe" if text["model_type"] == "qwen3_moe" else "qwen3_vl"
         return {
-            "architectures": ["Qwen3VLForConditionalGeneration"],
-            "model_type": "qwen3_vl",
+            "architectures": [f"{model}ForConditionalGeneration"],
+            "model_type": model_type,
             "tie_word_embeddings": text["tie_word_embeddings"],
-            "text_config": text | {"rope_parameters": rope, "model_type": "qwen3_vl_text"},
-            "vision_config": vision,
+            "text_config": text | {"rope_parameters": rope, "model_type": f"{model_type}_text"},
+            "vision_config": vision | {"model_type": model_type},
             **_media_token_ids(container),
         }
 

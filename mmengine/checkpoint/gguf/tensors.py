@@ -3,7 +3,7 @@ codes.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from mmengine.errors import ModelError
 ROPE_FACTORS = "rope_freqs.weight"
 PIECE_VALUES = 2**20  # Number of values decoded at once: 4 MiB of float32.
 # GGUF name -> transformers name for the tensors of a layer. Other names stay unchanged.
-_PARTS = {
+PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -197,15 +197,18 @@ class GGUFEntry(TensorEntry):
 
 
 def tensor_entries(
-    container: Container, canonical_name: Callable[[str], str | None], paired_heads: Callable[[str], int]
+    container: Container,
+    canonical_name: Callable[[str], str | None],
+    paired_heads: Callable[[str], int],
+    parts: Mapping[str, str] = PARTS,
 ) -> dict[str, GGUFEntry]:
     """Return every tensor by its canonical name, as `open_tensors` does for a folder.
 
     `canonical_name` and `paired_heads` receive transformers names (`model.layers.0.self_attn.q_proj.weight`).
-    Raises ModelError if the rows cannot be divided by the heads.
+    `parts`: see `plain_name`. Raises ModelError if the rows cannot be divided by the heads.
     """
     entries: dict[str, GGUFEntry] = {}
-    for name, tensor in _each_expert(container):
+    for name, tensor in _each_expert(container, parts):
         canonical = None if name == ROPE_FACTORS else canonical_name(name)
         if canonical is None:
             continue
@@ -218,7 +221,7 @@ def tensor_entries(
     return entries
 
 
-def _each_expert(container: Container) -> Iterator[tuple[str, StoredTensor]]:
+def _each_expert(container: Container, parts: Mapping[str, str]) -> Iterator[tuple[str, StoredTensor]]:
     """Yield every tensor with its transformers name, and the experts of a stack one by one. Raises
     ModelError.
     """
@@ -226,7 +229,7 @@ def _each_expert(container: Container) -> Iterator[tuple[str, StoredTensor]]:
     for tensor in container.tensors.values():
         stack = _STACK.fullmatch(tensor.name)
         if stack is None or len(tensor.shape) != 3:
-            yield plain_name(tensor.name), tensor
+            yield plain_name(tensor.name, parts), tensor
             continue
         count, size = tensor.shape[0], tensor.num_bytes // tensor.shape[0]
         num_matrices += count
@@ -238,15 +241,17 @@ def _each_expert(container: Container) -> Iterator[tuple[str, StoredTensor]]:
             yield f"model.layers.{layer}.mlp.experts.{index}.{part}_proj.weight", one
 
 
-def plain_name(stored: str) -> str:
-    """Return the transformers name of the tensor that GGUF calls `stored`."""
+def plain_name(stored: str, parts: Mapping[str, str] = PARTS) -> str:
+    """Return the transformers name of the tensor that GGUF calls `stored`. `parts`: GGUF name -> transformers
+    name for the tensors of a layer.
+    """
     if found := _NAMED_LAYER.fullmatch(stored):
         return f"model.layers.{found[1]}.{_NAMED[found[2]]}"
     if (found := _HEAD_LAYER.fullmatch(stored)) and found[1] in _HEAD:
         return f"mtp.{_HEAD[found[1]]}.weight"
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
-        return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored
+        return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else stored
     whole, _, kind = stored.partition(".")
     return f"{_WHOLE[whole]}.{kind}" if whole in _WHOLE else stored
 

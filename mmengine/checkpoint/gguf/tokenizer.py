@@ -1,5 +1,5 @@
 """Builds tokenizer.json and tokenizer_config.json from the vocabulary of a GGUF file, which must be
-byte-level BPE.
+byte-level BPE or SentencePiece's BPE (sentence_pieces.py).
 
 The file contains a list of tokens, each with a type. Control tokens and user-defined tokens become added
 tokens in tokenizer.json. Padding tokens at the end of the list (`[PAD151646]`) are left out, so that no text
@@ -9,6 +9,7 @@ is encoded to their ids.
 from dataclasses import dataclass
 
 from mmengine.checkpoint.gguf.container import Container, StoredArray
+from mmengine.checkpoint.gguf.sentence_pieces import sentence_piece_parts
 from mmengine.errors import ModelError
 
 
@@ -101,24 +102,39 @@ _END_NAMES = frozenset(
 def tokenizer_json(container: Container) -> dict[str, object]:
     """Return tokenizer.json.
 
-    Raises ModelError for a model that is not byte-level BPE, an unknown pre-tokenizer, duplicate tokens, and
-    merges of strings that are not tokens.
+    Raises ModelError for an unsupported model, an unknown pre-tokenizer, duplicate tokens, and merges of
+    strings that are not tokens.
     """
-    pre = _pre_tokenizer(container)
+    is_spm = _is_sentence_piece(container)
     tokens, types = _tokens(container)
     added = [place for place, kind in enumerate(types) if kind in (*_SPECIAL, _USER_DEFINED)]
-    pieces = [place for place, kind in enumerate(types) if kind not in (*_SPECIAL, _USER_DEFINED)]
-    num_pieces = 1 + max(pieces, default=-1)
-    vocab = {token: place for place, token in enumerate(tokens[:num_pieces])}
-    special = {tokens[place] for place in added if types[place] in _SPECIAL}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [_added(place, tokens[place], types[place] in _SPECIAL) for place in added],
+        "post_processor": _begins_with(container, tokens) if _adds_bos(container) else None,
+        **(_spm_parts if is_spm else _byte_level_parts)(container, tokens, types),
+    }
+
+
+def _spm_parts(container: Container, tokens: list[str], types: list[int]) -> dict[str, object]:
+    scores = _array(container, "scores").as_numbers()
+    if len(scores) < len(tokens):
+        raise ModelError(f"{container.path}: it has {len(tokens)} tokens but {len(scores)} scores")
+    adds_space = container.fields.flag(f"{_PREFIX}add_space_prefix", True)
+    return sentence_piece_parts(tokens, types, scores[: len(tokens)], adds_space=adds_space)
+
+
+def _byte_level_parts(container: Container, tokens: list[str], types: list[int]) -> dict[str, object]:
+    pre = _pre_tokenizer(container)
+    pieces = [place for place, kind in enumerate(types) if kind not in (*_SPECIAL, _USER_DEFINED)]
+    num_pieces = 1 + max(pieces, default=-1)
+    vocab = {token: place for place, token in enumerate(tokens[:num_pieces])}
+    special = {token for token, kind in zip(tokens, types, strict=True) if kind in _SPECIAL}
+    return {
         "normalizer": {"type": "NFC"} if pre.normalizes else None,
         "pre_tokenizer": pre.as_json(),
-        "post_processor": _begins_with(container, tokens) if _adds_bos(container, pre) else None,
         "decoder": byte_level(use_regex=True),
         "model": {
             "type": "BPE",
@@ -142,7 +158,7 @@ def tokenizer_config(container: Container) -> dict[str, object]:
     config: dict[str, object] = {
         f"{name}_token": tokens[ids[key]] for name, key in _NAMED.items() if key in ids
     }
-    config["add_bos_token"] = _adds_bos(container, _pre_tokenizer(container))
+    config["add_bos_token"] = _adds_bos(container)
     template = container.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
@@ -188,11 +204,23 @@ def num_tokens(container: Container) -> int:
     return _array(container, "tokens").count
 
 
+def _is_sentence_piece(container: Container) -> bool:
+    """Return whether the vocabulary is SentencePiece's BPE, not byte-level BPE. Raises ModelError for other
+    models.
+    """
+    fields = container.fields
+    model = fields.values.get(f"{_PREFIX}model")
+    if model not in ("gpt2", "llama"):
+        fields.fail(
+            f"{_PREFIX}model is {repr(model)[:60]}; supported are gpt2 (byte-level BPE) and llama "
+            "(SentencePiece's BPE)"
+        )
+    return model == "llama"
+
+
 def _pre_tokenizer(container: Container) -> PreTokenizer:
     fields = container.fields
-    model, name = fields.values.get(f"{_PREFIX}model"), fields.values.get(f"{_PREFIX}pre")
-    if model != "gpt2":
-        fields.fail(f"{_PREFIX}model is {repr(model)[:60]}; only gpt2, byte-level BPE, is supported")
+    name = fields.values.get(f"{_PREFIX}pre")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         fields.fail(f"{_PREFIX}pre is {repr(name)[:60]}; supported are {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[name]
@@ -243,9 +271,10 @@ def _merges(container: Container, vocab: dict[str, int], special: set[str]) -> l
     return merges
 
 
-def _adds_bos(container: Container, pre: PreTokenizer) -> bool:
+def _adds_bos(container: Container) -> bool:
     fields = container.fields
-    return fields.flag(f"{_PREFIX}add_bos_token", pre.adds_bos) and f"{_PREFIX}bos_token_id" in fields.values
+    default = _is_sentence_piece(container) or _pre_tokenizer(container).adds_bos
+    return fields.flag(f"{_PREFIX}add_bos_token", default) and f"{_PREFIX}bos_token_id" in fields.values
 
 
 def _begins_with(container: Container, tokens: list[str]) -> dict[str, object]:

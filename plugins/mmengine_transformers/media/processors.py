@@ -3,7 +3,9 @@ the installed transformers and files in the folder. Slow to import, because tran
 """
 
 import hashlib
+import json
 import os
+import tempfile
 import threading
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +15,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A processor must not look for files outside the folder.
 import transformers  # noqa: E402 - reads the variable when it is imported
 
-from mmengine.checkpoint.model_files import has_model_file, read_model_json  # noqa: E402
+from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json  # noqa: E402
 from mmengine.errors import ModelError, in_one_line  # noqa: E402
 from mmengine_transformers.torchvision import import_reason  # noqa: E402
 
@@ -37,12 +39,24 @@ def open_processor(folder: Path) -> Any:
                     f"{transformers.__version__} has no processor class of its own for it"
                 )
     try:
-        with _OPENING:
+        with _OPENING, tempfile.TemporaryDirectory() as made:
+            where = _as_folder(folder, Path(made)) if is_gguf(folder) else folder
             return transformers.AutoProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+                where, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # Processors may raise any exception if something is missing.
         raise ModelError(f"{folder}: {_reason(error)}") from error
+
+
+def _as_folder(model: Path, folder: Path) -> Path:
+    """Write the tokenizer and the processor settings of a GGUF model into `folder`, and return `folder`."""
+    for name in ("tokenizer.json", "tokenizer_config.json", *_FILES):
+        if has_model_file(model, name):
+            content = read_model_json(model, name)
+            if name == "tokenizer_config.json":
+                content = {"tokenizer_class": "PreTrainedTokenizerFast", **content}
+            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
 
 
 def _reason(error: Exception) -> str:

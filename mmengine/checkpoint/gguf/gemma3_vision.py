@@ -1,0 +1,126 @@
+"""Reads the projector of a Gemma 3 model. transformers' modules serve this family."""
+
+import re
+from dataclasses import dataclass, replace
+
+from mmengine.checkpoint.gguf.config import GEMMA3
+from mmengine.checkpoint.gguf.container import Container
+from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
+from mmengine.checkpoint.gguf.tensors import GGUFEntry
+from mmengine.checkpoint.gguf.tokenizer import token_id
+
+# The names that transformers' processor reads from the tokenizer's settings.
+SPECIAL = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+POOLED = 4  # The default number of patches along each side of a square that becomes one embedding.
+_PLACES = {  # GGUF name -> transformers name.
+    "v.patch_embd.weight": "vision_tower.embeddings.patch_embedding.weight",
+    "v.patch_embd.bias": "vision_tower.embeddings.patch_embedding.bias",
+    "v.position_embd.weight": "vision_tower.embeddings.position_embedding.weight",
+    "v.post_ln.weight": "vision_tower.post_layernorm.weight",
+    "v.post_ln.bias": "vision_tower.post_layernorm.bias",
+    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+    "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
+}
+_PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Projector(Projector):
+    """A projector for Gemma 3: a SigLIP tower, a pooling over squares of patches, a norm and a matrix."""
+
+    kind = GEMMA3
+
+    def model_config(self, text: Json, container: Container) -> Json:
+        self.check_tensors()
+        fields = self.fields()
+        hidden = fields.integer("embedding_length", 1, MAX_SIZE)
+        vision = {
+            "model_type": "siglip_vision_model",
+            "num_hidden_layers": fields.integer("block_count", 1, 1024),
+            "hidden_size": hidden,
+            "intermediate_size": self.intermediate_size(hidden),
+            "num_attention_heads": fields.integer("attention.head_count", 1, 1024),
+            "image_size": self._image_size(),
+            "patch_size": fields.integer("patch_size", 1, 256),
+            "layer_norm_eps": fields.number("attention.layer_norm_epsilon", 1e-6),
+            "hidden_act": "gelu_pytorch_tanh",
+            "vision_use_head": False,
+        }
+        return {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "tie_word_embeddings": text["tie_word_embeddings"],
+            "mm_tokens_per_image": self._num_tokens(),
+            "image_token_index": token_id(container, SPECIAL["image_token"]),
+            "boi_token_index": token_id(container, SPECIAL["boi_token"]),
+            "eoi_token_index": token_id(container, SPECIAL["eoi_token"]),
+            "text_config": text,
+            "vision_config": vision,
+        }
+
+    def settings(self) -> dict[str, Json]:
+        side = self._image_size()
+        image = {
+            **self.normalisation(),
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": side, "width": side},
+        }
+        return {
+            "preprocessor_config.json": image,
+            "processor_config.json": {
+                "processor_class": "Gemma3Processor",
+                "image_seq_length": self._num_tokens(),
+            },
+        }
+
+    def tokenizer_settings(self) -> Json:
+        return dict(SPECIAL)
+
+    def limits_text(self) -> str:
+        return f"projector {self.path.name}: an image becomes {self._num_tokens()} tokens"
+
+    def name_of(self, stored: str) -> str:
+        if (found := _LAYER.fullmatch(stored)) is None:
+            return _PLACES.get(stored, stored)
+        layer, part, kind = found.groups()
+        name = _PARTS.get(self.part_of_layer(part))
+        return f"vision_tower.encoder.layers.{layer}.{name}.{kind}" if name else stored
+
+    def text_name(self, name: str) -> str:
+        return f"language_model.{name}"
+
+    def tensors(self) -> dict[str, GGUFEntry]:
+        """Return every tensor by its transformers name. The projector's norm is stored with 1 added."""
+        found = Projector.tensors(self)
+        norm = _PLACES["mm.soft_emb_norm.weight"]
+        if norm in found:
+            found[norm] = replace(found[norm], adjust="less one")
+        return found
+
+    def _image_size(self) -> int:
+        return self.fields().integer("image_size", 1, 4096)
+
+    def _num_tokens(self) -> int:
+        """Return the number of an image's embeddings. Raises ModelError if squares do not cover the image."""
+        fields, side = self.fields(), self._image_size()
+        patch, pooled = (
+            fields.integer("patch_size", 1, 256),
+            fields.integer("projector.scale_factor", 1, 64, POOLED),
+        )
+        if side % (patch * pooled):
+            fields.fail(f"{fields.prefix}image_size is {side}, not a multiple of {pooled} patches of {patch}")
+        return (side // patch // pooled) ** 2
