@@ -1,19 +1,25 @@
 """Compares mmengine with llama.cpp's packaged kernels on the same GGUF file, with the same threads, in turns.
 
     python -m benchmarks gguf_cpu FILE [FILE ...] --libraries FOLDER
+    python -m benchmarks gguf_cpu --shape "2 B" --sources LLAMA_CPP --libraries FOLDER --no-error
 
 FOLDER is bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 (npm pack). `--requantise Q8_0` also
-measures the first file after llama.cpp's quantiser has turned it into that type. Each engine is a process of
-its own; both are in memory, and they take turns with the same prompts, in a random order each round.
-llama.cpp's time covers the model alone, on given tokens. mmengine's time covers whole engine steps. Other
-programs on the machine disturb CPU time less than elapsed time, so the table has both.
+measures the first file after llama.cpp's quantiser has turned it into that type. `--shape` measures a random
+model of this shape, which llama.cpp's converter and quantiser turn into Q4_K_M. LLAMA_CPP is the folder with
+convert_hf_to_gguf.py (vendor/llama.cpp in the sdist of llama-cpp-python); the converter needs sentencepiece.
+
+Each engine is a process of its own; both are in memory, and they take turns with the same prompts, in a
+random order each round. llama.cpp's time covers the model alone, on given tokens. mmengine's time covers
+whole engine steps. Other programs on the machine disturb CPU time less than elapsed time, so the table has
+both. `--rows` keeps each file's figures, so that files can be measured one by one.
 """
 
+import json
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -22,6 +28,7 @@ import numpy as np
 import typer
 
 from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
+from benchmarks.rivals import models
 from benchmarks.rivals.packaged_llama import FILE_TYPES, quantise
 from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, Process, answers_in_turns
 from mmengine.native.library import load
@@ -37,33 +44,55 @@ Found = dict[str, dict[str, float]]  # For each engine: seconds, bytes, KLD.
 
 
 def main(
-    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
     libraries: Annotated[Path, typer.Option(help="The folder with libllama and libggml-cpu-*.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="GGUF files.")] = None,
     requantise: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FILE_TYPES)}.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(models.SHAPES)}.")] = None,
+    sources: Annotated[Path, typer.Option(help="llama.cpp's sources, for --shape.")] = models.CONVERTERS,
+    scratch: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the files made (default: none).")
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads for both engines; 0: one per CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    error: Annotated[bool, typer.Option(help="Also measure the KLD, which needs float32 weights.")] = True,
+    rows: Annotated[Path | None, typer.Option(help="JSON file with the figures of all runs.")] = None,
     out: Annotated[Path, typer.Option(help="Markdown file for the tables; -: none.")] = RESULTS,
 ) -> None:
     """Measure on this machine."""
     threads = threads or len(os.sched_getaffinity(0))
+    known: dict[str, Found] = json.loads(rows.read_text()) if rows and rows.exists() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = scratch or Path(temporary)
+        given = [*(files or ()), *_requantised(files, requantise, libraries, folder)]
+        given += [models.make_gguf(each, folder, sources, libraries) for each in shape or ()]
+        for file in given:
+            found = _measured(file, libraries, threads, rounds, error)
+            known[file.name] = found | {"run": {"rounds": rounds, "load": os.getloadavg()[0]}}
+            if rows:
+                rows.write_text(json.dumps(known))
     tables: list[Table] = []
     targets: list[Target] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        made = []
-        for kind in requantise or ():
-            path = Path(scratch) / f"{files[0].stem}-{kind}.gguf"
-            quantise(libraries, files[0], path, kind)
-            made.append(path)
-        for file in [*files, *made]:
-            table, reached = _table(file.name, _measured(file, libraries, threads, rounds), rounds)
-            tables.append(table)
-            targets += reached
+    for name, found in known.items():
+        table, reached = _table(name, found)
+        tables.append(table)
+        targets += reached
     show([*tables, target_table(targets)], lines := machine_lines(threads))
     if str(out) != "-":
         out.write_text(markdown(TITLE, [*tables, target_table(targets)], lines), encoding="utf-8")
 
 
-def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
+def _requantised(
+    files: list[Path] | None, kinds: list[str] | None, libraries: Path, folder: Path
+) -> Iterator[Path]:
+    """Yield the first file in each type of `kinds`, made by llama.cpp's quantiser."""
+    for kind in kinds or () if files else ():
+        path = folder / f"{files[0].stem}-{kind}.gguf"
+        if not path.exists():
+            quantise(libraries, files[0], path, kind)
+        yield path
+
+
+def _measured(file: Path, libraries: Path, threads: int, rounds: int, error: bool) -> Found:
     chance = random.Random(7)
     text = [chance.randrange(IDS) for _ in range(TEXT)]
     ours = [sys.executable, HERE / "mmengine_side.py", file, str(threads), "none", "model", "auto"]
@@ -71,13 +100,15 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
         OURS: ours,
         THEIRS: [sys.executable, HERE / "llama_side.py", file, str(threads), libraries],
     }
-    truth = _truth([*ours[:-1], "float32"], threads, text)
+    truth = _truth([*ours[:-1], "float32"], threads, text) if error else None
     sides = {name: Process(command, threads) for name, command in commands.items()}
     found: Found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, side in sides.items():
-            side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
-            found[name] = {"bytes": side.weight_bytes, "kld": _divergence(truth, np.load(path))}
+            found[name] = {"bytes": side.weight_bytes}
+            if truth is not None:
+                side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
+                found[name]["kld"] = _divergence(truth, np.load(path))
     took: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for rows, name, answer in answers_in_turns(sides, chance):
@@ -118,16 +149,17 @@ def _divergence(truth: np.ndarray, said: np.ndarray) -> float:
     return float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean())
 
 
-def _table(name: str, found: Found, rounds: int) -> tuple[Table, list[Target]]:
+def _table(name: str, found: Found) -> tuple[Table, list[Target]]:
     measures = (("step 1", 1), (f"step {ROWS}", ROWS), ("prompt 1", LONG))
     head = ["", "activations", "weights, MB", "RSS, MB", "KLD"]
     for what in ("1 row", f"{ROWS} rows", f"prompt of {LONG}"):
         head += [f"{what}, tokens/s", "tokens per CPU second"]
     table = Table(name, tuple(head))
     targets = []
-    for engine, of in found.items():
+    for engine in (OURS, THEIRS):
+        of = found[engine]
         cells = [engine, _activations(engine), f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
-        cells.append(f"{of['kld']:.5f}")
+        cells.append(f"{of['kld']:.5f}" if "kld" in of else "-")
         for what, tokens in measures:
             cells += [f"{tokens / of[what]:.1f}", f"{tokens / of[f'{what}_cpu']:.1f}"]
         table.rows.append(cells)
@@ -136,7 +168,8 @@ def _table(name: str, found: Found, rounds: int) -> tuple[Table, list[Target]]:
             ratio = found[THEIRS][what + clock] / found[OURS][what + clock]
             targets.append(Target(f"{name}: {what}, {words}, of {THEIRS}", ratio, BARS[what]))
     table.notes.append(
-        f"Medians of {rounds} round(s). KLD: of the next token, to float32 on the file's weights."
+        f"Medians of {found['run']['rounds']:.0f} round(s); load average {found['run']['load']:.1f}. "
+        "KLD: of the next token, to float32 on the file's weights."
     )
     return table, targets
 

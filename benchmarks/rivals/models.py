@@ -38,6 +38,27 @@ def make(shape: str) -> dict[str, Path]:
     return found | {name: folder / f"{name}.gguf" for name in GGUF}
 
 
+def make_gguf(shape: str, folder: Path, sources: Path, libraries: Path) -> Path:
+    """Return a Q4_K_M file of a random model, made by llama.cpp's converter and its packaged quantiser.
+
+    `folder`: keeps the files. `sources`, `libraries`: folders with the converter and with libllama.
+    """
+    from benchmarks.rivals.packaged_llama import quantise
+
+    name = shape.replace(" ", "")
+    made, whole = folder / f"{name}-Q4_K_M.gguf", folder / f"{name}-BF16.gguf"
+    if not made.exists():
+        if not whole.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                plain = Path(scratch) / "plain"
+                _text_folder(_with_vision(shape, Path(scratch) / "whole"), plain)
+                shutil.rmtree(Path(scratch) / "whole", ignore_errors=True)
+                converter = (HERE / "convert_gguf.py", sources, plain, "--outtype", "bf16")
+                _run(sys.executable, *converter, "--outfile", whole)
+        quantise(libraries, whole, made, "Q4_K_M")
+    return made
+
+
 def _make(shape: str, folder: Path) -> None:
     from benchmarks.quantised.folders import quantised
 
