@@ -21,7 +21,7 @@ from mmengine.replay.debug.commands.session import Session
 from mmengine.replay.debug.page import collect
 from mmengine.replay.debug.page.write import write_debug_page
 from mmengine.replay.findings import Findings
-from tests.cli.cli_process import call_cli, run_cli
+from tests.cli.cli_process import run_cli
 from tests.events.logs import rewrite
 from tests.replay.broken_builds import write_broken
 from tests.replay.browser import Browser, chromium
@@ -183,20 +183,14 @@ def test_it_is_used_with_the_keyboard(logs, width, height, dark):
         browser.close()
 
 
-def test_a_page_of_the_command_has_all_commands(tmp_path):
-    """The test process has imported all modules of commands. A new process imports them only for the page."""
+def test_the_page_is_one_file_for_small_logs(logs, tmp_path, monkeypatch):
+    # This process has imported all modules with commands. A new process imports them only for the page.
     done = run_cli("log", "report", str(VLLM), "--debug", "-o", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "page.html").read_text()
-    packed = re.search('<script id="data" type="text/plain">(.*?)</script>', page)
+    text = (tmp_path / "page.html").read_text()
+    packed = re.search('<script id="data" type="text/plain">(.*?)</script>', text)
     data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     assert [name for name, *_ in data["commands"]] == list(COMMANDS)
-
-
-def test_the_page_is_one_file_for_small_logs(logs, tmp_path, monkeypatch):
-    done = call_cli("log", "report", VLLM, "--debug", "-o", tmp_path / "page.html")
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "page.html").read_text()
     assert "http://" not in text and "https://" not in text and "src=" not in text
     assert "default-src 'none'; script-src 'sha256-" in text and "unsafe" not in text
     monkeypatch.setattr(collect, "MAX_RECORDS", 20)

@@ -160,10 +160,10 @@ def _simulate(
     result.calibration = calibrate(script, measured, acceptance, overlaps=times.overlaps)
     result.refusal = result.calibration.refusal
     progress("simulating the log's own settings")
-    result.again = simulate(script, times, acceptance).estimate
+    result.again = simulate(script, times, acceptance, SEEDS[0]).estimate
     if not result.refusal:
         progress("simulating the other settings")
-        _predict(result, replace(script, config=config), times, acceptance)
+        _predict(result, script, config, times, acceptance)
 
 
 def _changed(config: EngineConfig, changes: dict[str, object]) -> EngineConfig:
@@ -214,12 +214,17 @@ def _priced(folder: Path, times: StepTimes, measured: Measured, config: EngineCo
     return _logged(watch.measured)
 
 
-def _predict(result: Rerun, script: Script, times: StepTimes, acceptance: float) -> None:
-    """Simulate the script with several seeds, and store the first estimate. Also store the intervals, which
-    cover all estimates and the calibration's errors.
+def _predict(
+    result: Rerun, script: Script, config: EngineConfig, times: StepTimes, acceptance: float
+) -> None:
+    """Simulate the script under `config` with several seeds, and store the first estimate. Also store the
+    intervals, which cover all estimates and the calibration's errors.
     """
-    runs = [simulate(script, times, acceptance, seed).estimate for seed in SEEDS]
-    result.what_if = runs[0]
+    is_simulated = config == script.config  # `again` has the same settings.
+    script = replace(script, config=config)
+    first = result.again if is_simulated else simulate(script, times, acceptance, SEEDS[0]).estimate
+    runs = [first, *(simulate(script, times, acceptance, seed).estimate for seed in SEEDS[1:])]
+    result.what_if = first
     for name in runs[0].numbers:
         values = [run.numbers[name] for run in runs]
         error = result.calibration.error_of(name)
