@@ -263,24 +263,6 @@ def test_filters_say_what_they_expect():
     assert found.comparisons[2].object == ("block", "3") and found.reads_record
 
 
-@pytest.mark.parametrize(("line", "count"), [("rs", 9), ("rn r5", 3), ("rs", 999)])
-def test_moves_back_by_a_count_read_the_log_once(busy, monkeypatch, line, count):
-    by_one, at_once = Session(debugger_of(busy)), Session(debugger_of(busy))
-    for session in (by_one, at_once):
-        session.run("goto end")
-    for _ in range(min(count, 9)):
-        by_one.run(line)
-    navigator = at_once.debugger.navigator
-    read, advance = [], navigator._advance
-    monkeypatch.setattr(navigator, "_advance", lambda cursor: (read.append(1), advance(cursor)))
-    if line == "rs":
-        at_once.run(f"rs {count}")
-    else:
-        at_once.debugger.step_request("r5", -count)
-    expected = 0 if count == 999 else by_one.debugger.navigator.position
-    assert navigator.position == expected and len(read) < 3 * navigator.end
-
-
 def test_a_page_cannot_run_python(busy):
     debugger = open_debugger(busy)
     session = Session(debugger)

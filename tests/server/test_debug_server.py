@@ -11,8 +11,12 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import uvicorn
 
-from mmengine.server.debug.app import MAX_BODY_BYTES
+from mmengine.replay.debug import open_debugger
+from mmengine.replay.debug.commands.session import Session
+from mmengine.server.debug.app import MAX_BODY_BYTES, DebugApp
+from mmengine.server.debug.serve import _Server
 from tests.cli.cli_process import call_cli
 from tests.replay.browser import Browser, chromium
 from tests.replay.runs import busy_run
@@ -80,6 +84,17 @@ def test_commands_run_before_the_page_is_served(logs):
         where, stops = json.loads(run(port, path, "where", "info breakpoints")[2])
     assert where["blocks"][0]["lines"][0].startswith("step 6, record ")
     assert "event = Preempted" in str(stops["blocks"])
+
+
+def test_ctrl_c_ends_a_running_command(logs):
+    """A command of an unread long log takes minutes. Without the interruption the process waits for it."""
+    session = Session(open_debugger(logs[0]), open_debugger(logs[1]))
+    app = DebugApp(session, "log", 1)
+    server = _Server(uvicorn.Config(app), app)
+    server.handle_exit(signal.SIGINT, None)
+    assert server.should_exit
+    for line in ("goto end", "other goto end"):
+        assert app._answers([line])[0].error == "interrupted at record 0"
 
 
 def test_no_page_is_served_if_a_command_fails(logs):

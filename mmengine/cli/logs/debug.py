@@ -129,6 +129,8 @@ def _converse(session: "Session", out: "Console", progress: "_Progress") -> None
         try:
             blocks, error = session.try_run(line)
         except KeyboardInterrupt:
+            for each in session.debuggers:
+                each.navigator.reload()
             blocks, error = session.here("interrupted"), ""
         progress.stop()
         print_blocks(blocks, out)

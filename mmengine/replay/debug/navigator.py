@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.state import State
+from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.segment import segment_paths
@@ -87,6 +88,7 @@ class Navigator:
         requests = LiveRequests(RequestTable(), self.config)
         saved = self._saved(state, self.first, requests)
         self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, saved), requests, max_bytes)
+        self._is_interrupted = False
         self.end: int | None = None  # The position after the last record, or None while it is unknown.
         self.arrivals: dict[str, list[int]] = {}  # Maps a request id to the positions of its QUEUED records.
         self._frontier = self.first  # All records before this position have been read.
@@ -148,7 +150,20 @@ class Navigator:
             self._advance(cursor)
         yield cursor
 
+    def interrupt(self) -> None:
+        """Make a move that runs in another thread raise LogError at its next record, and all later moves."""
+        self._is_interrupted = True
+
+    def reload(self) -> None:
+        """Compute the state at this position again. An interrupted move may have applied half a record."""
+        position = self.position
+        mark = self.marks.before(min(position, self._frontier))
+        self.cursor = self._cursor_at(mark, mark.saved.restore())
+        self.go(position)
+
     def _advance(self, cursor: Cursor) -> None:
+        if self._is_interrupted:
+            raise LogError(f"interrupted at record {cursor.position}")
         cursor.advance()
         record = cursor.record
         if cursor.position <= self._frontier and record is not None:

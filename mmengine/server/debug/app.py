@@ -67,6 +67,11 @@ class DebugApp:
             "page.css": (style, "text/css"),
         }
 
+    def interrupt(self) -> None:
+        """End the command that runs now, and refuse later ones that move."""
+        for each in self._session.debuggers:
+            each.navigator.interrupt()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return

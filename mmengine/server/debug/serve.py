@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -23,4 +24,16 @@ def serve_debugger(session: Session, name: str, port: int, listening: Callable[[
         app = DebugApp(session, name, port)
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none")
         listening(f"http://{HOST}:{port}/{app.token}/")
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, app).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """A server that interrupts the running command on Ctrl-C. In a long log, a command can take minutes."""
+
+    def __init__(self, config: uvicorn.Config, app: DebugApp):
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._app.interrupt()
+        super().handle_exit(sig, frame)

@@ -21,6 +21,11 @@ class SessionBase:
         self.marks: dict[str, int] = {}
         self.is_over = False
 
+    @property
+    def debuggers(self) -> list[Debugger]:
+        """The debuggers of the one or two logs."""
+        return [self.debugger] if self.pair is None else [self.pair.debugger, self.pair.other]
+
     def here(self, why: str = "") -> list[Block]:
         """Return a text with the current position and the next record."""
         navigator = self.debugger.navigator
