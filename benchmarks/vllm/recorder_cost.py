@@ -8,8 +8,8 @@ measured; AsyncScheduler decides each step before the last step's tokens are bac
 when a request ends, a new request takes its row. gc.freeze exempts existing objects from garbage collection,
 as in vLLM's engine. "inside" is the CPU time of the recorder's own methods, in the scheduler's thread and in
 the thread that writes, without the time to read the clock. "inside" varies less than the difference between
-the two classes. Finished requests are freed inside the recorder's methods, so "inside" includes some time
-that the plain class spends too.
+the two classes. Both sides keep an ended request until the step's time is taken. Otherwise "inside" would
+include the time to free requests, which the plain class spends too.
 """
 
 import argparse
@@ -42,6 +42,7 @@ class Side:
         self._runner, self._hasher = Runner(self.scheduler), block_hasher(config)
         self._random, self._rows, self._num_tokens, self._count = random.Random(7), rows, num_tokens, 0
         self._flying, self._overlaps = deque[tuple[Any, Any]](), config.scheduler_config.async_scheduling
+        self._alive: dict[str, Any] = {}  # the requests, and those that ended in the last step
 
     def fill(self) -> list[Any]:
         """Return new requests for the rows that are free, and for 16 places in the queue."""
@@ -52,6 +53,9 @@ class Side:
             length = self._random.randint(self._num_tokens // 2, self._num_tokens * 3 // 2)
             new.append(make_request(f"request-{self._count}", prompt, length, self._hasher))
             self._count += 1
+        live = self.scheduler.requests
+        self._alive = {name: each for name, each in self._alive.items() if name in live}
+        self._alive.update((each.request_id, each) for each in new)
         return new
 
     def step(self) -> int:

@@ -38,7 +38,7 @@ from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
-CONVERTED_ENTRIES = 32  # Entries become events in batches this large, while the CPU's cache still has them.
+CONVERTED_ENTRIES = 128  # Entries become events in batches this large.
 FLUSH_EVENTS = 256
 FLUSH_S = 0.25
 CLOSE_S = 10.0  # seconds that `close` waits for a dump that is being written
@@ -55,7 +55,7 @@ class Recording:
         self._events: Written = []  # events that are not yet written
         self._is_first = True  # whether `schedule` was not called yet
         self._lock = threading.Lock()
-        self._over, self._wakes = threading.Event(), threading.Event()
+        self._is_over, self._wakes = False, threading.Event()
         self._dump_for = ""  # why the ring must be dumped; "" if it need not be
         self._written_ns = self._reported_ns = monotonic_ns()
         self._ring: Ring | None = None
@@ -82,7 +82,7 @@ class Recording:
 
     def call(self, method: Callable[..., None], *args: VllmObject, **kwargs: VllmObject) -> None:
         """Call a recorder method. Raises nothing: the first error ends the recording."""
-        if self._over.is_set():
+        if self._is_over:
             return
         num_before = 0
         try:
@@ -156,14 +156,14 @@ class Recording:
         """Write the collected entries to the log or the ring."""
         try:
             with self._lock:
-                if (self.recorder.entries or self._events) and not self._over.is_set():
+                if (self.recorder.entries or self._events) and not self._is_over:
                     self._flush()
         except Exception as error:
             self._step_aside(error)
 
     def dump(self, why: str) -> None:
         """Write the ring to a new folder. A failure is only logged as a warning, and the ring continues."""
-        if self._ring is None or self._over.is_set():
+        if self._ring is None or self._is_over:
             return
         try:
             with self._lock:
@@ -188,9 +188,9 @@ class Recording:
         self.flush()
         self._dump_if_signalled()
         with self._lock:
-            if self._over.is_set():
+            if self._is_over:
                 return
-            self._over.set()
+            self._is_over = True
             self._wakes.set()
             self._close(None)
         self._watcher.join(CLOSE_S)  # the thread may be in the middle of a dump
@@ -206,9 +206,9 @@ class Recording:
         """End the recording: log one warning, write the first `num_entries` entries, which were collected
         before the fault, and mark the log as incomplete from here on.
         """
-        if self._over.is_set():
+        if self._is_over:
             return
-        self._over.set()
+        self._is_over = True
         self._wakes.set()
         what = f"{type(error).__name__}: {error}"
         log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
@@ -223,7 +223,7 @@ class Recording:
 
     def _watch(self) -> None:
         """Write entries that have waited too long, dump the ring after a signal, and report stalls."""
-        while not self._over.is_set():
+        while not self._is_over:
             self._wakes.wait(FLUSH_S)
             self._wakes.clear()
             self._dump_if_signalled()

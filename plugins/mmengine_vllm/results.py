@@ -10,7 +10,7 @@ from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.entries import Step
 from mmengine_vllm.vllm_object import VllmObject
 
-COMPARED = 32  # names that are compared at once
+PART = 32  # names that are compared at once
 MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
 _REASONS = {
     "FINISHED_STOPPED": "stop",
@@ -47,8 +47,8 @@ class RunnerOrder:
         # The rows that requests had in the last step whose output arrived. A later decision may have changed
         # them. Requests that left stay here for a while.
         self._row_of: dict[str, int] = {}
-        # The names and rows from the last call of `column`.
-        self._names, self._column = list[str](), bytearray()
+        # The names, in parts of PART names, and the rows from the last call of `column`.
+        self._parts, self._column = list[list[str]](), bytearray()
         self._is_stale = False  # whether a request has got another row since
 
     def arrived(self, step: Step) -> None:
@@ -66,28 +66,36 @@ class RunnerOrder:
         """Return the column with the rows for `names`, which are the requests of `step` in any order. `step`
         must be the last step that arrived. Raises KeyError for other names.
         """
-        if self._is_stale or names is self._names:
-            self._names, self._column, self._is_stale = [], bytearray(), False
+        if self._is_stale:
+            self._begin_anew()
         try:
             self._follow(names)
         except KeyError:  # a request that was in no step for a while was forgotten
             self._forget_others(step)
-            self._names = []
+            self._begin_anew()
             self._follow(names)
         return bytes(self._column)
+
+    def _begin_anew(self) -> None:
+        self._parts, self._column, self._is_stale = [], bytearray(), False
 
     def _forget_others(self, step: Step) -> None:
         self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
 
     def _follow(self, names: list[str]) -> None:
         """Update the parts of the column whose names changed."""
-        before, column, row_of = self._names, self._column, self._row_of
-        for begin in range(0, len(names), COMPARED):
-            part = names[begin : begin + COMPARED]
-            if part != before[begin : begin + COMPARED]:
-                column[begin * 4 : (begin + COMPARED) * 4] = int32_bytes([row_of[name] for name in part])
+        parts, column, row_of = self._parts, self._column, self._row_of
+        count = (len(names) + PART - 1) // PART
+        del parts[count:]
+        parts += [[]] * (count - len(parts))
+        begin = 0
+        for place, before in enumerate(parts):
+            part = names[begin : begin + PART]
+            if part != before:
+                column[begin * 4 : (begin + PART) * 4] = int32_bytes([row_of[name] for name in part])
+                parts[place] = part
+            begin += PART
         del column[len(names) * 4 :]
-        self._names = names
 
 
 def tokens_of(step: Step, result: VllmObject, order: RunnerOrder, *, has_drafts: bool) -> Tokens:

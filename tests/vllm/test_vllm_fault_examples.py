@@ -61,6 +61,7 @@ def test_a_fault_is_named_and_minimized(tmp_path, fault):
     assert done.returncode == 0, done.stdout + done.stderr
     field, check = NAMED[fault]
     line = done.stdout.splitlines()[-1]
+    print(f"\nvllm {__version__}: {line}")
     assert f"{field} " in line and FORMAT.format(fault, *[""] * 7)[:19] in line
     small = tmp_path / f"{fault}_small"
     text = (small / f"test_minimized_{check}.py").read_text()

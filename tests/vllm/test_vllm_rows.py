@@ -9,7 +9,7 @@ import pytest
 from mmengine_vllm.columns import int32_bytes, int64_bytes, intp_array, intp_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
 from mmengine_vllm.entries import Step
-from mmengine_vllm.results import MOST_LEFT, RunnerOrder, tokens_of
+from mmengine_vllm.results import MOST_LEFT, PART, RunnerOrder, tokens_of
 from mmengine_vllm.rows import Rows, StepRows, find_row
 
 
@@ -101,6 +101,25 @@ def test_names_of_requests_that_left_are_forgotten():
         order.arrived(step)
         assert intp_of(order.column(step, ["stays", name])).tolist() == [8, number % 7]
     assert len(order._row_of) <= MOST_LEFT + 5
+
+
+def test_a_list_of_names_may_change_in_place():
+    order, names = RunnerOrder(), ["a", "b", "c"]
+    step = Step(0, None, names.copy(), int32_bytes((5, 6, 7)), 3, 0, 0)
+    order.arrived(step)
+    assert intp_of(order.column(step, names)).tolist() == [5, 6, 7]
+    names.reverse()
+    assert intp_of(order.column(step, names)).tolist() == [7, 6, 5]
+
+
+def test_the_column_follows_the_number_of_names():
+    order, names = RunnerOrder(), [f"r{number}" for number in range(3 * PART)]
+    step = Step(0, None, names, int32_bytes(range(3 * PART)), 3 * PART, 0, 0)
+    order.arrived(step)
+    for count in (PART, 3 * PART, PART + 1, 1, 2 * PART, 0, 2 * PART - 1):
+        assert intp_of(order.column(step, names[-count:] if count else [])).tolist() == [
+            *range(3 * PART - count, 3 * PART)
+        ]
 
 
 def test_pseudo_ids_do_not_depend_on_the_order_of_the_rows():
