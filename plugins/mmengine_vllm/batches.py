@@ -9,16 +9,20 @@ from mmengine.events import vocabulary as ev
 from mmengine_vllm.columns import int32_bytes, intp_array, intp_of
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import Admission, Arrival, Decision, Drafts, Entry, Preemption, Result, Stamped
+from mmengine_vllm.runner_order import RunnerOrder
 
 _Columns = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]  # For each result: rows, order, tokens.
 
 
-def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Event, int, int]]:
+def events_of(
+    entries: list[Stamped], contents: PseudoIds, order: RunnerOrder
+) -> list[tuple[ev.Event, int, int]]:
     """Return the events for `entries`, in order, each with its step and time.
 
-    Callers must pass each entry exactly once and in order, because `contents` keeps every row's hash state.
+    Callers must pass each entry exactly once and in order, because `contents` keeps every row's hash state,
+    and `order` the model runner's last batch.
     """
-    columns = _columns([entry for entry, _, _ in entries if isinstance(entry, Result)])
+    columns = _columns([entry for entry, _, _ in entries if isinstance(entry, Result)], order)
     hashed = [_sums(entry, contents, columns) for entry, _, _ in entries]
     parts = [sums for sums in hashed if sums is not None]
     ids = contents.ids(np.concatenate(parts)).tobytes() if parts else b""
@@ -33,17 +37,17 @@ def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Even
     return events
 
 
-def _columns(results: list[Result]) -> _Columns:
+def _columns(results: list[Result], order: RunnerOrder) -> _Columns:
     """Yield each result's rows, the rows in the order of the tokens, and the tokens. The yielded arrays are
     slices from three shared arrays.
     """
     rows = intp_of(b"".join([each.rows for each in results]))
-    order = intp_of(b"".join([each.rows if each.order is None else each.order for each in results]))
+    by_runner = intp_of(b"".join([order.rows_of(each) for each in results]))
     tokens = np.frombuffer(b"".join([each.tokens for each in results]), np.int64)
     begin = first = 0
     for each in results:
         end, last = begin + len(each.rows) // 4, first + len(each.tokens) // 8
-        yield rows[begin:end], order[begin:end], tokens[first:last]
+        yield rows[begin:end], by_runner[begin:end], tokens[first:last]
         begin, first = end, last
 
 
@@ -52,7 +56,7 @@ def _sums(entry: object, contents: PseudoIds, columns: _Columns) -> np.ndarray |
     if isinstance(entry, Result):
         rows, order, tokens = next(columns)
         if entry.counts is None:
-            sums = contents.one_each(rows, tokens, None if entry.order is None else order)
+            sums = contents.one_each(rows, tokens, None if entry.names is None else order)
         else:
             sums = contents.runs(rows, tokens, intp_array(entry.counts), keep=True)
         for row, tracked in entry.stale:

@@ -29,7 +29,8 @@ class Tracked:
 
 class Step:
     """A step that was decided and whose output has not arrived. `rows`: column of rows, in the order of
-    `ids`. `admitted`: the step admitted this many requests, the last in `ids`.
+    `ids`. `admitted`: the step admitted this many requests, the last in `ids`. `output`: vLLM's
+    SchedulerOutput; None after the step's output has arrived.
     """
 
     __slots__ = ("number", "output", "ids", "rows", "admitted", "decided_ns", "host_ns")
@@ -81,15 +82,16 @@ class Result(NamedTuple):
     """Becomes EXECUTED.
 
     `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes. `counts`: how
-    many tokens each row got; None: one each. `order`: the column of rows in the order of `tokens`; None: as
+    many tokens each row got; None: one each. `names`: the requests in the order of `tokens`; None: as in
     `rows`. `stale`: (row, request) for requests that were preempted while the step ran and that keep the
     step's tokens.
     """
 
+    step: Step
     rows: bytes
     tokens: bytes
     counts: list[int] | None
-    order: bytes | None
+    names: list[str] | None
     stops: tuple[tuple[int, str], ...]
     errors: tuple[tuple[int, str], ...]
     device_ns: int

@@ -28,8 +28,9 @@ from mmengine_vllm.entries import (
     Tracked,
 )
 from mmengine_vllm.request_facts import queued_of
-from mmengine_vllm.results import RunnerOrder, Tokens, ends_of, has_ended, tokens_of
+from mmengine_vllm.results import Tokens, ends_of, has_ended, tokens_of
 from mmengine_vllm.rows import Rows, StepRows, find_row
+from mmengine_vllm.runner_order import RunnerOrder
 from mmengine_vllm.vllm_object import VllmObject
 
 RESET = "the prefix cache was reset"
@@ -57,7 +58,7 @@ class Recorder:
         self.rows = Rows(num_rows)
         self.in_flight: deque[Step] = deque()
         self.step = 0  # the open step, or the next step
-        self._step_rows, self._order = StepRows(self.rows), RunnerOrder()
+        self._step_rows, self.order = StepRows(self.rows), RunnerOrder()
         self._received: Tokens | None = None  # the tokens of the update that is going on
         self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
         self._waiting_grammars: dict[str, Tracked] = {}
@@ -268,7 +269,7 @@ class Recorder:
         """
         self._received = None
         if self.in_flight and self.in_flight[0].output is output and not self._has_drafts:
-            self._received = tokens_of(self.in_flight[0], result, self._order, has_drafts=False)
+            self._received = tokens_of(self.in_flight[0], result, has_drafts=False)
 
     def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
         """Record what `update_from_output` got at `began_ns`. Called after `update_from_output` has
@@ -279,8 +280,9 @@ class Recorder:
         step = self.in_flight.popleft()
         got, self._received = self._received, None
         if got is None:
-            got = tokens_of(step, result, self._order, has_drafts=self._has_drafts)
+            got = tokens_of(step, result, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
+        step.output = None
         stops, errors, events = ends_of(ended, got.places)
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
@@ -289,7 +291,7 @@ class Recorder:
             self.progress_ns = now
         stale = self._stale_in(step.number) if self._stale else ()
         entry = Result(
-            got.rows, got.tokens, got.counts, got.order, stops, errors, device_ns, step.host_ns, stale
+            step, got.rows, got.tokens, got.counts, got.names, stops, errors, device_ns, step.host_ns, stale
         )
         self.entries.append((entry, step.number, now))
         if not self.overlaps:

@@ -141,7 +141,7 @@ class Recording:
 
     def _convert(self) -> None:
         entries, self.recorder.entries = self.recorder.entries, []
-        self._events += events_of(entries, self.recorder.contents)
+        self._events += events_of(entries, self.recorder.contents, self.recorder.order)
 
     def _flush(self) -> None:
         self._convert()

@@ -10,8 +10,6 @@ from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.entries import Step
 from mmengine_vllm.vllm_object import VllmObject
 
-PART = 32  # names that are compared at once
-MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
 _REASONS = {
     "FINISHED_STOPPED": "stop",
     "FINISHED_REPETITION": "stop",
@@ -26,89 +24,27 @@ class Tokens(NamedTuple):
     """A step's tokens.
 
     `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes, row by row.
-    `counts`: how many tokens each row got; None: one each. `order`: the column of rows in the order of
-    `tokens`; None: as `rows`. `places`: request id -> index in `rows`; None: the indices equal those in the
-    step.
+    `counts`: how many tokens each row got; None: one each. `names`: the requests in the order of `tokens`;
+    None: as in `rows`. `places`: request id -> index in `rows`; None: the indices equal those in the step.
     """
 
     rows: bytes
     tokens: bytes
     counts: list[int] | None = None
-    order: bytes | None = None
+    names: list[str] | None = None
     places: dict[str, int] | None = None
 
 
-class RunnerOrder:
-    """Finds the rows of a step in the order of the model runner's batch, in which few requests change their
-    places from step to step.
-    """
-
-    def __init__(self) -> None:
-        # The rows that requests had in the last step whose output arrived. A later decision may have changed
-        # them. Requests that left stay here for a while.
-        self._row_of: dict[str, int] = {}
-        # The names, in parts of PART names, and the rows from the last call of `column`.
-        self._parts, self._column = list[list[str]](), bytearray()
-        self._is_stale = False  # whether a request has got another row since
-
-    def arrived(self, step: Step) -> None:
-        """Note the rows of the step's admissions. Call this for each step, in order."""
-        if not step.admitted:
-            return
-        first = len(step.ids) - step.admitted
-        for name, row in zip(step.ids[first:], array("i", step.rows[first * 4 :]), strict=True):
-            self._is_stale |= name in self._row_of
-            self._row_of[name] = row
-        if len(self._row_of) > 2 * len(step.ids) + MOST_LEFT:
-            self._forget_others(step)
-
-    def column(self, step: Step, names: list[str]) -> bytes:
-        """Return the column with the rows for `names`, which are the requests of `step` in any order. `step`
-        must be the last step that arrived. Raises KeyError for other names.
-        """
-        if self._is_stale:
-            self._begin_anew()
-        try:
-            self._follow(names)
-        except KeyError:  # a request that was in no step for a while was forgotten
-            self._forget_others(step)
-            self._begin_anew()
-            self._follow(names)
-        return bytes(self._column)
-
-    def _begin_anew(self) -> None:
-        self._parts, self._column, self._is_stale = [], bytearray(), False
-
-    def _forget_others(self, step: Step) -> None:
-        self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
-
-    def _follow(self, names: list[str]) -> None:
-        """Update the parts of the column whose names changed."""
-        parts, column, row_of = self._parts, self._column, self._row_of
-        count = (len(names) + PART - 1) // PART
-        del parts[count:]
-        parts += [[]] * (count - len(parts))
-        begin = 0
-        for place, before in enumerate(parts):
-            part = names[begin : begin + PART]
-            if part != before:
-                column[begin * 4 : (begin + PART) * 4] = int32_bytes([row_of[name] for name in part])
-                parts[place] = part
-            begin += PART
-        del column[len(names) * 4 :]
-
-
-def tokens_of(step: Step, result: VllmObject, order: RunnerOrder, *, has_drafts: bool) -> Tokens:
+def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
     """Return the tokens of a ModelRunnerOutput."""
     sampled, ids = result.sampled_token_ids, step.ids
-    order.arrived(step)
     if not sampled:
         return Tokens(b"", b"", places={})
     names = result.req_ids
     if not has_drafts and len(sampled) == len(ids) == len(names):
         try:  # without drafts, each row has one token if there are as many tokens as rows
             tokens = int64_bytes([token for (token,) in sampled])
-            return Tokens(step.rows, tokens, order=None if names == ids else order.column(step, names))
+            return Tokens(step.rows, tokens, names=None if names == ids else names.copy())
         except ValueError:  # there are fewer tokens than rows
             pass
     if names != ids:

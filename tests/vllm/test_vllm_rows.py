@@ -9,8 +9,9 @@ import pytest
 from mmengine_vllm.columns import int32_bytes, int64_bytes, intp_array, intp_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
 from mmengine_vllm.entries import Step
-from mmengine_vllm.results import MOST_LEFT, PART, RunnerOrder, tokens_of
+from mmengine_vllm.results import tokens_of
 from mmengine_vllm.rows import Rows, StepRows, find_row
+from mmengine_vllm.runner_order import MOST_LEFT, PART, RunnerOrder
 
 
 def test_a_row_is_found_only_at_its_own_place():
@@ -83,10 +84,12 @@ def test_tokens_reach_the_rows_of_their_requests(lag):
             if len(flying) <= lag:
                 continue
             step, result = flying.pop(0)
-            got = tokens_of(step, result, order, has_drafts=False)
+            got = tokens_of(step, result, has_drafts=False)
+            order.arrived(step)
             rows = intp_of(got.rows)
             tokens = np.frombuffer(got.tokens, np.int64)
-            found = TokenIds().one_each(rows, tokens, None if got.order is None else intp_of(got.order))
+            by_runner = None if got.names is None else intp_of(order.column(step, got.names))
+            found = TokenIds().one_each(rows, tokens, by_runner)
             lists = [result.sampled_token_ids[result.req_id_to_index[name]] for name in step.ids]
             assert found.tolist() == [token for tokens in lists for token in tokens]
             kept = [row for row, tokens in zip(intp_of(step.rows).tolist(), lists, strict=True) if tokens]

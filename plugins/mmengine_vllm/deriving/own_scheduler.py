@@ -227,8 +227,9 @@ class OwnScheduler:
 
     def _drain(self) -> list[ev.Event]:
         """Return the recorder's events since the last call. Pass these events to `sink` first."""
-        entries, self._recorder.entries = self._recorder.entries, []
-        events = events_of(entries, self._recorder.contents)
+        recorder = self._recorder
+        entries, recorder.entries = recorder.entries, []
+        events = events_of(entries, recorder.contents, recorder.order)
         if self._sink is not None:
             self._sink(events)
         return [event for event, _, _ in events]
