@@ -57,6 +57,9 @@ class HeldWeights:
     def add_tensor(self, tensor: torch.Tensor) -> None:
         self._num_bytes += tensor.nbytes
 
+    def remove_tensor(self, tensor: torch.Tensor) -> None:
+        self._num_bytes -= tensor.nbytes
+
     def text(self, entries: Iterable[TensorEntry]) -> str:
         """Return a text that says how quantised matrices are held, or "" if none of `entries` is
         quantised.

@@ -104,6 +104,10 @@ class WeightReader:
         self._read_into(out, names)
         return out
 
+    def release(self, tensor: torch.Tensor) -> None:
+        """Record that a tensor which `read` returned is no longer in memory."""
+        self._held_weights.remove_tensor(tensor)
+
     def _read_into(self, out: torch.Tensor, names: tuple[str, ...]) -> None:
         for first, rows in self._rows(names, self._stored):
             out[first : first + len(rows)].copy_(rows)

@@ -10,6 +10,9 @@ from mmengine.native import library as native
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 
+_NUM_COMPARED = 64  # Number of rows for which a scaled embedding and its replacement are compared.
+_CLOSE = 0.02
+
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
     """Return the kernels if they can multiply matrices of this dtype on this device, else None."""
@@ -52,10 +55,13 @@ class PackedLayer(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Replaces an nn.Embedding that is tied to the head. Unpacks rows from the head's packed matrix."""
+    """Replaces an nn.Embedding that is tied to the head. Unpacks rows from the head's packed matrix. `scale`:
+    a factor for the rows, or None.
+    """
 
-    def __init__(self, head: PackedLayer) -> None:
+    def __init__(self, head: PackedLayer, scale: Tensor | None = None) -> None:
         super().__init__()
+        self._scale = None if scale is None else scale.to(head.packed.dtype)
         self._rows = head.packed.rows
         self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
         self._head = [head]  # In a list, so that torch does not register the head a second time.
@@ -65,4 +71,24 @@ class PackedEmbedding(nn.Module):
         return self._head[0].weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self._rows(input_ids.reshape(-1)).view(*input_ids.shape, self.embedding_dim)
+        found = self._rows(input_ids.reshape(-1)).view(*input_ids.shape, self.embedding_dim)
+        return found if self._scale is None else found * self._scale
+
+
+def packed_embedding(embedding: nn.Module, head: PackedLayer) -> PackedEmbedding | None:
+    """Return the replacement for an embedding that is tied to the head, or None if the embedding computes
+    something else than rows, or rows times its `embed_scale`.
+    """
+    if not isinstance(embedding, nn.Embedding):
+        return None
+    scale = getattr(embedding, "embed_scale", None)
+    if type(embedding) is nn.Embedding or scale is None:
+        return PackedEmbedding(head) if type(embedding) is nn.Embedding else None
+    made = PackedEmbedding(head, torch.as_tensor(scale))
+    # The class is unknown, so its rows are compared. The head's codes may round a row in bfloat16.
+    step = max(1, head.out_features // _NUM_COMPARED)
+    ids = torch.arange(0, head.out_features, step, device=embedding.weight.device)
+    mine, theirs = made(ids).float(), embedding(ids).float()
+    return (
+        made if torch.allclose(mine, theirs, rtol=_CLOSE, atol=_CLOSE * float(theirs.abs().max())) else None
+    )

@@ -30,7 +30,7 @@ from mmengine.errors import ModelError, in_one_line
 from mmengine.models.quantising import CODINGS, Activations, Quantize
 from mmengine.models.reader import WeightReader, open_reader
 from mmengine_transformers.names import NAMES
-from mmengine_transformers.packed import PackedEmbedding, PackedLayer, kernels_for
+from mmengine_transformers.packed import PackedLayer, kernels_for, packed_embedding
 from mmengine_transformers.parts import parts_of
 
 
@@ -244,7 +244,9 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the head. Replace a plain embedding that is tied to the head by a PackedEmbedding."""
+    """Pack the head. Replace an embedding that is tied to the head by a PackedEmbedding, if the embedding
+    returns rows, or rows times a factor.
+    """
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding
     if library is None or type(head) is not nn.Linear or head.weight.dtype != reader.dtype:
@@ -259,5 +261,6 @@ def _pack_head(
     layer = PackedLayer(library, reader, stored, None, bias_values=head.bias, float32=True)
     parent, _, last = names[id(head)].rpartition(".")
     setattr(model.get_submodule(parent) if parent else model, last, layer)
-    if is_tied and type(embedding) is nn.Embedding:
-        model.set_input_embeddings(PackedEmbedding(layer))
+    if is_tied and (packed := packed_embedding(embedding, layer)) is not None:
+        reader.release(head.weight)
+        model.set_input_embeddings(packed)

@@ -3,11 +3,15 @@ both.
 """
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from mmengine import Engine
 from mmengine.checkpoint.gguf.container import open_container
@@ -18,6 +22,7 @@ from mmengine.checkpoint.model_files import model_note
 from mmengine.errors import ModelError
 from mmengine.models.registry import plugin_for
 from mmengine_transformers import plugin
+from mmengine_transformers.packed import PackedEmbedding, packed_embedding
 from tests.any_model.catalogue import write
 from tests.gguf.hosted import gemma_keys, write_gemma
 from tests.gguf.vision import vocabulary_of, weights_of
@@ -85,6 +90,44 @@ def test_matrices_stay_as_stored(folders, tmp_path):
     model = write_gemma(folders / "gemma3_text", tmp_path, "Q8_0", keys=WINDOWS)
     held = plugin.load_model(model, device="cpu", dtype="float32").spec.weights_held
     assert held.startswith("Q8_0 held as codes") or "int8" in held  # AVX-512 holds Q8_0 as int8.
+
+
+@pytest.fixture(scope="module")
+def tied(folders):
+    """Return a text model whose head is its embedding, as in all published Gemma 3 models."""
+    folder = folders / "tied"
+    shutil.copytree(folders / "gemma3_text", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_tied_embedding_is_in_memory_once(tied, tmp_path):
+    """Gemma scales its embeddings, so the embedding's rows are the head's rows times a factor."""
+    model = write_gemma(tied, tmp_path, "Q8_0", keys=WINDOWS)
+    network = plugin.load_model(model, device="cpu", dtype="float32")
+    assert type(network._parts.model.get_input_embeddings()) is PackedEmbedding
+    held = re.search(r"held as codes.* in ([\d.]+) MB", network.spec.weights_held)
+    if held is not None:  # With AVX-512, the matrices are held as int8, and no number is printed.
+        assert float(held[1]) * 1e6 < 1.3 * model.stat().st_size
+    near(answers(write_gemma(tied, tmp_path, keys=WINDOWS), CHATS[:1]), answers(tied, CHATS[:1]))
+
+
+def test_an_embedding_that_computes_something_else_stays(tied):
+    class Shifted(torch.nn.Embedding):
+        embed_scale = torch.tensor(2.0)
+
+        def forward(self, ids):
+            return super().forward(ids) * self.embed_scale + 1
+
+    network = plugin.load_model(tied, device="cpu", dtype="float32")
+    head = network._parts.model.get_output_embeddings()
+    rows = torch.eye(64)[torch.arange(320) % 64]
+    assert packed_embedding(Shifted.from_pretrained(rows), head) is None
+    assert packed_embedding(torch.nn.Linear(64, 64), head) is None
 
 
 def test_norms_are_stored_with_one_added(folders, tmp_path):
