@@ -234,14 +234,15 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     """An image or a video in a prompt, as the scheduler sees it.
 
     `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) of each range of prompt positions that
-    holds the item's embeddings, in ascending order. An image has one run. A video has one run per temporal
-    patch, and timestamps as text between the runs. `grid`: number of patches (t, h, w).
+    holds the item's embeddings, in ascending order; a video may have one run per temporal patch. `grid`:
+    number of patches (t, h, w). `interval`: seconds between temporal patches, if positions depend on time.
     """
 
     mm_hash: bytes
     modality: str
     runs: tuple[tuple[int, int], ...]
     grid: tuple[int, int, int]
+    interval: float | None = None
 
     @property
     def num_embeds(self) -> int:
@@ -258,8 +259,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
     def moved(self, by: int) -> "MediaItem":
         """Return the item moved by `by` positions towards the prompt's end."""
-        runs = tuple((start + by, length) for start, length in self.runs)
-        return MediaItem(self.mm_hash, self.modality, runs, self.grid)
+        return msgspec.structs.replace(self, runs=tuple((start + by, size) for start, size in self.runs))
 
 
 _END = attrgetter("end")

@@ -155,8 +155,7 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
     media = []
     for item in request.media:
         if item.start >= num_kept:
-            runs = tuple((start - num_kept, length) for start, length in item.runs)
-            media.append(MediaItem(item.mm_hash, item.modality, runs, item.grid))
+            media.append(item.moved(-num_kept))
     return request.prompt_token_ids[num_kept:], tuple(media)
 
 

@@ -14,11 +14,12 @@ Encoded = bytes | Path  # An encoded file, as bytes or as a path.
 
 class FrameTimes(NamedTuple):
     """The timing for a video that was sent as a list of frames. `fps`: frames per second. `indices`: the
-    frames' indices in the original video. None: unknown.
+    frames' indices in the original video. `total`: number of frames in the original video. None: unknown.
     """
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class DecodedMedia:
     `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: how many temporal patches, rows and
     columns there are. `timestamps`: each temporal patch's time in a video, in seconds. `duration`: a video's
     length in seconds. `tiles`: into how many rows and columns of tiles an image was cut; (0, 0) for an uncut
-    image.
+    image. `interval`: see MediaItem.
     """
 
     patches: np.ndarray = field(repr=False)
@@ -51,6 +52,7 @@ class DecodedMedia:
     timestamps: tuple[float, ...] = ()
     duration: float = 0.0
     tiles: tuple[int, int] = (0, 0)
+    interval: float | None = None
 
 
 # A media decoder raises InvalidMedia or InvalidRequest.

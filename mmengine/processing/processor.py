@@ -250,7 +250,7 @@ class ChatProcessor:
             except MMEngineError as error:
                 raise error.located(part.path) from error.__cause__
             runs = tokens.write(described.tokens(piece, loaded))
-            item = MediaItem(loaded.mm_hash, part.modality, runs, loaded.grid)
+            item = MediaItem(loaded.mm_hash, part.modality, runs, loaded.grid, loaded.interval)
             media.append(MediaInput(item, loaded.patches, source))
         return tokens.finish(), tuple(media)
 

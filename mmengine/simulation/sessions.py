@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.core.engine import EngineCore
 from mmengine.core.state.sessions import NO_REQUEST
 from mmengine.events.vocabulary import SessionOpened
-from mmengine.request import MediaItem, Request
+from mmengine.request import Request
 from mmengine.simulation.workload import SimRequest
 
 
@@ -53,9 +53,6 @@ def whole_request(core: EngineCore, sim: SimRequest) -> Request:
         core.sessions.open(SessionOpened(name))
     session, own = core.sessions.find(name), sim.request()
     before = len(session.tokens)
-    media = (
-        MediaItem(item.mm_hash, item.modality, tuple((at + before, n) for at, n in item.runs), item.grid)
-        for item in own.media
-    )
+    media = (item.moved(before) for item in own.media)
     tokens = np.concatenate((session.tokens, own.prompt_token_ids))
     return replace(own, prompt_token_ids=tokens, media=(*session.media, *media))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidMedia, MMEngineError, QueueFull, RequestFailed
-from mmengine.models.media_decoding import DecoderRecipe, EncodedMedia
+from mmengine.models.media_decoding import DecoderRecipe, EncodedMedia, FrameTimes
 from mmengine.processing.workers import decoders as decoders_module
 from mmengine.processing.workers.attempt import Attempt
 from mmengine.processing.workers.decoders import Decoders
@@ -43,6 +43,12 @@ def test_pixels_come_back_whatever_their_size(decoders, size):
     assert found.patches.shape == (size // 1024, 1024) and found.patches.dtype == np.uint8
     assert (found.patches == found.grid[1] % 251).all() and found.timestamps == (0.5,)
     found.patches[0, 0] = 1  # the array must be writable
+
+
+def test_times_reach_the_process_and_come_back(decoders):
+    times = FrameTimes(8.0, (0, 4), 16)
+    found = decoders(EncodedMedia("video", (b"times",), {}, "video 0", times))
+    assert found.grid == (16, 0, 4) and found.interval == 0.125 and found.duration == 1.5
 
 
 def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):

@@ -8,6 +8,7 @@ The total size of all leases is limited. If a request would otherwise wait or be
 shortened from their ends, beginning with the least recently used session.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,8 +127,14 @@ class Sessions:
         said = [
             (
                 *(each.session_id, each.cache_salt, each.live, each.used, each.place),
-                *(each.num_grown, each.media, each.chunks, each.tokens.tobytes(), each.leased.tobytes()),
+                *(each.num_grown, _digested(each.media), each.chunks),
+                *(each.tokens.tobytes(), each.leased.tobytes()),
             )
             for each in self.all.values()
         ]
         return msgspec.msgpack.encode((self.clock, said))
+
+
+def _digested(media: Sequence[MediaItem]) -> list[tuple[object, ...]]:
+    """Return the items' fields that decisions read. No decision reads `interval`."""
+    return [(item.mm_hash, item.modality, item.runs, item.grid) for item in media]

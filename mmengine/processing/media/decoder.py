@@ -47,7 +47,8 @@ def decoder(settings: bytes) -> MediaDecoder:
 def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
     data = list(media.data) if isinstance(media.data, tuple) else media.data
     times = media.times
-    source = data if times is None else (data, {"fps": times.fps, "frames_indices": times.indices})
+    metadata = dict(zip(("fps", "frames_indices", "total_num_frames"), times or (), strict=False))
+    source = (data, metadata) if metadata else data
     return loader.decode(MediaPart(media.modality, source, {}, media.where), media.options, Access())
 
 

@@ -50,6 +50,7 @@ class LoadedMedia:
     timestamps: tuple[float, ...] = ()
     duration: float = 0.0
     tiles: tuple[int, int] = (0, 0)
+    interval: float | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +98,8 @@ class MediaLoader:
         else:
             found = self.decoder(encoded)
         mm_hash = self._mm_hash(part.modality, found.patches, found.grid)
-        return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps, found.duration, found.tiles)
+        times = found.timestamps, found.duration
+        return LoadedMedia(found.patches, found.grid, mm_hash, *times, found.tiles, found.interval)
 
     def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
         """Decode media on the calling thread. Raises InvalidMedia, InvalidRequest."""
@@ -180,13 +182,17 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
     """Return the metadata of a list of frames. The decoder reports invalid values."""
     if not isinstance(metadata, Mapping):
         return None
-    fps, indices = metadata.get("fps"), metadata.get("frames_indices")
+    fps, indices, total = (metadata.get(name) for name in ("fps", "frames_indices", "total_num_frames"))
     try:
         return FrameTimes(
-            None if fps is None else float(fps), None if indices is None else tuple(map(int, indices))
+            None if fps is None else float(fps),
+            None if indices is None else tuple(map(int, indices)),
+            None if total is None else max(-1, min(int(total), 2**32)),  # Fits into a message.
         )
     except (TypeError, ValueError, OverflowError):
-        raise InvalidMedia(f"{where}: fps and frames_indices of its metadata must be numbers") from None
+        raise InvalidMedia(
+            f"{where}: fps, frames_indices and total_num_frames of its metadata must be numbers"
+        ) from None
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:

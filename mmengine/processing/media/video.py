@@ -7,6 +7,7 @@ immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,11 +40,8 @@ class Clip(Protocol):
         """Yield one frame, uint8 [h, w, 3], per index. The indices must ascend."""
 
 
-class VideoRules(Protocol):
-    """A model's rules for sampling and resizing videos."""
-
-    @property
-    def patches(self) -> PatchSettings: ...
+class SamplingRules(Protocol):
+    """A model's rules for sampling frames."""
 
     @property
     def do_sample_frames(self) -> bool:
@@ -54,6 +52,13 @@ class VideoRules(Protocol):
         ascending. Raises InvalidMedia.
         """
 
+
+class VideoRules(SamplingRules, Protocol):
+    """A model's rules for sampling and resizing videos."""
+
+    @property
+    def patches(self) -> PatchSettings: ...
+
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
@@ -63,6 +68,19 @@ class VideoRules(Protocol):
 
     def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Resize uint8 [3, h, w] to uint8 [3, *size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The frames to take from a clip. `wanted`: their indices in the clip. `indices`: their indices in the
+    original video, which differ from `wanted` if the clip's frames were sampled before. `is_whole`: whether
+    all frames of the clip are taken, without sampling.
+    """
+
+    wanted: np.ndarray
+    indices: np.ndarray
+    fps: float
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,41 +126,45 @@ def load_video(
     `check_length`: called with the number of embeddings before frames are decoded. Raises InvalidMedia, and
     the exceptions that `check_length` raises.
     """
-    clip, indices = _open(source, access, where)
-    try:
-        return _take(clip, indices, options, rules, check_length, where)
-    finally:
-        if isinstance(clip, VideoFile):
-            clip.close()
+    with open_clip(source, access, where) as (clip, indices):
+        sample = sample_clip(clip, indices, options, rules, where)
+        return _take(clip, sample, options, rules, check_length, where)
+
+
+def sample_clip(
+    clip: Clip, indices: np.ndarray | None, options: VideoOptions, rules: SamplingRules, where: str
+) -> Sample:
+    """Choose the frames to take from a clip. `indices`: for frames that are sampled already, their indices in
+    the original video. Raises InvalidMedia.
+    """
+    fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
+    sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
+    is_file = isinstance(clip, VideoFile)
+    if indices is not None or (sampled and not (is_file and options.sampled is None)):
+        wanted = np.arange(clip.num_frames)
+        sample = Sample(wanted, wanted if indices is None else indices, fps, is_whole=True)
+    else:
+        wanted = rules.sample(clip.num_frames, fps, options, where)
+        sample = Sample(wanted, wanted, fps, is_whole=False)
+    if len(wanted) > MAX_TAKEN_FRAMES:
+        raise InvalidMedia(
+            f"{where}: {len(wanted)} frames would be sampled; the limit is {MAX_TAKEN_FRAMES}: lower fps"
+        )
+    return sample
 
 
 def _take(
     clip: Clip,
-    indices: np.ndarray | None,
+    sample: Sample,
     options: VideoOptions,
     rules: VideoRules,
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """Sample a clip, and return its patches. `indices`: for frames that are sampled already, their indices in
-    the original video.
-    """
-    fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
-    sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
-    is_file = isinstance(clip, VideoFile)
-    duration = clip.num_frames / fps
-    if indices is not None or (sampled and not (is_file and options.sampled is None)):
-        wanted = np.arange(clip.num_frames)
-        times = (wanted if indices is None else indices) / fps
-        duration = float(times[-1])  # The original video may be longer.
-    else:
-        wanted = rules.sample(clip.num_frames, fps, options, where)
-        times = wanted / fps
-    if len(wanted) > MAX_TAKEN_FRAMES:
-        raise InvalidMedia(
-            f"{where}: {len(wanted)} frames would be sampled; the limit is {MAX_TAKEN_FRAMES}: lower fps"
-        )
-    patches = rules.patches
+    """Return the patches of a clip's sampled frames."""
+    wanted, times, patches = sample.wanted, sample.indices / sample.fps, rules.patches
+    # If the frames were sampled before, the original video may be longer.
+    duration = float(times[-1]) if sample.is_whole else clip.num_frames / sample.fps
     height, width = rules.frame_size(len(wanted), clip.size, options, where)
     if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:
         raise InvalidMedia(
@@ -161,10 +183,20 @@ def _take(
     return DecodedMedia(rows, grid, tuple(middles), duration=duration)
 
 
-def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """Return the clip, and the indices of its frames in the original video. The indices are None if the
-    metadata lack them.
+@contextmanager
+def open_clip(source: object, access: Access, where: str) -> Iterator[tuple[Clip, np.ndarray | None]]:
+    """Yield the clip, and the indices of its frames in the original video. The indices are None if the
+    metadata lack them. Raises InvalidMedia.
     """
+    clip, indices = _open(source, access, where)
+    try:
+        yield clip, indices
+    finally:
+        if isinstance(clip, VideoFile):
+            clip.close()
+
+
+def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source

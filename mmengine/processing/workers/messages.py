@@ -45,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     where: str
     fps: float | None
     indices: tuple[int, ...] | None
+    total: int | None
     cpu_s: int  # Limit on processor time, in seconds.
 
 
@@ -59,6 +60,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     inline: bool
     duration: float
     tiles: tuple[int, int]
+    interval: float | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

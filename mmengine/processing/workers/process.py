@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidMedia, InvalidRequest, RequestFailed
-from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia
+from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia, FrameTimes
 from mmengine.processing.workers import worker
 from mmengine.processing.workers.messages import (
     MAX_PIXEL_BYTES,
@@ -107,7 +107,7 @@ class DecoderProcess:
         is_list = isinstance(media.data, tuple)
         files: tuple[Encoded, ...] = media.data if isinstance(media.data, tuple) else (media.data,)
         raw = [file if isinstance(file, bytes) else os.fsencode(file) for file in files]
-        fps, indices = media.times or (None, None)
+        fps, indices, total = media.times or FrameTimes()
         self._wire.send(
             Job(
                 media.modality,
@@ -118,6 +118,7 @@ class DecoderProcess:
                 media.where,
                 fps,
                 indices,
+                total,
                 cpu_s,
             )
         )
@@ -132,7 +133,8 @@ class DecoderProcess:
         pixels: bytearray | mmap.mmap
         pixels = self._wire.receive_bytes(size) if descriptor is None else map_file(descriptor, size)
         patches = np.frombuffer(pixels, np.uint8).reshape(answer.shape)
-        return DecodedMedia(patches, answer.grid, answer.timestamps, answer.duration, answer.tiles)
+        times = answer.timestamps, answer.duration
+        return DecodedMedia(patches, answer.grid, *times, answer.tiles, answer.interval)
 
     def _error(self, answer: Refused, where: str) -> Exception:
         match answer.kind:

@@ -119,8 +119,9 @@ def _received(wire: Wire, job: Job) -> EncodedMedia:
         data = bytes(wire.receive_bytes(size))
         files.append(Path(os.fsdecode(data)) if is_path else data)
     data_of = tuple(files) if job.is_list else files[0]
-    times = FrameTimes(job.fps, job.indices) if job.fps is not None or job.indices is not None else None
-    return EncodedMedia(job.modality, data_of, job.options, job.where, times)
+    times = FrameTimes(job.fps, job.indices, job.total)
+    times_given = None if times == FrameTimes() else times
+    return EncodedMedia(job.modality, data_of, job.options, job.where, times_given)
 
 
 def _refusal(error: BaseException) -> Refused:
@@ -143,17 +144,22 @@ def _for_memory(error: BaseException | None) -> bool:
     return False
 
 
+def _done(found: DecodedMedia, *, is_inline: bool) -> Done:
+    shape = found.patches.shape[0], found.patches.shape[1]
+    times = found.timestamps, is_inline, found.duration
+    return Done(shape, found.grid, *times, found.tiles, found.interval)
+
+
 def _send(wire: Wire, found: DecodedMedia) -> None:
     rows = found.patches
-    shape, pixels = (rows.shape[0], rows.shape[1]), rows.reshape(-1).data
+    pixels = rows.reshape(-1).data
     if rows.nbytes <= MAX_INLINE or not hasattr(os, "memfd_create"):
-        wire.send(Done(shape, found.grid, found.timestamps, True, found.duration, found.tiles))
+        wire.send(_done(found, is_inline=True))
         wire.send_bytes(pixels)
         return
     descriptor = write_file(pixels)
     try:
-        done = Done(shape, found.grid, found.timestamps, False, found.duration, found.tiles)
-        wire.send(done, descriptor)
+        wire.send(_done(found, is_inline=False), descriptor)
     finally:
         os.close(descriptor)
 

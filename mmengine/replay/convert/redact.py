@@ -250,7 +250,9 @@ class _Redactor:
 
     def _item(self, item: MediaItem) -> MediaItem:
         modality = item.modality if item.modality in _MODALITIES else REDACTED
-        return MediaItem(self._hashes.of(b"media", item.mm_hash), modality, item.runs, item.grid)
+        return MediaItem(
+            self._hashes.of(b"media", item.mm_hash), modality, item.runs, item.grid, item.interval
+        )
 
     def _key_of(self, key: bytes) -> bytes:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
