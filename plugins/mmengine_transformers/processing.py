@@ -1,6 +1,6 @@
 """Describes a hosted model's prompts and media to the shared processor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -24,6 +24,14 @@ DEFAULT_POSITIONS = 4096
 
 class HostedProcessor(ChatProcessor):
     """A ChatProcessor that enforces `max_images` (HostedMedia), the maximum number of images in a prompt."""
+
+    def _check_taken(self, *parts: Sequence[MediaPart]) -> None:
+        settings = None if self.media is None else self.media.settings
+        videos = [part for given in parts for part in given if part.modality == "video"]
+        if videos and isinstance(settings, HostedMedia) and (reason := _no_video(settings)):
+            text = f"{videos[0].where} is not supported: {reason}; send frames as images"
+            raise InvalidRequest(text, path=videos[0].path)
+        super()._check_taken(*parts)
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         super()._check_counts(pieces, parts)
@@ -61,6 +69,15 @@ def load_processor(folder: Path) -> ChatProcessor:
             media=media,
         )
     )
+
+
+def _no_video(settings: HostedMedia) -> str:
+    """Return why the model takes no videos, or ""."""
+    if settings.no_video:
+        return settings.no_video
+    from mmengine_transformers.media.processors import video_refusal  # Imports transformers.
+
+    return video_refusal(Path(settings.folder))
 
 
 def _positions(values: dict[str, object]) -> int:

@@ -117,7 +117,7 @@ def _gemma4_processor(tokenizer: object) -> object:
         feature_extractor=transformers.Gemma4AudioFeatureExtractor(),
         image_processor=images("Gemma4ImageProcessor", **small),
         tokenizer=tokenizer,
-        video_processor=transformers.Gemma4VideoProcessor(**small),
+        video_processor=transformers.Gemma4VideoProcessor(**small, num_frames=6),
         image_seq_length=70,
     )
 
@@ -142,6 +142,7 @@ FACTORIES: dict[str, Factory] = {
             ("<|media_pad|>", "<|video_pad|>", "<|media_begin|>", "<|media_end|>"),
             {"image_token": "<|media_pad|>", "video_token": "<|video_pad|>"},
             "<|media_begin|><|media_pad|><|media_end|>",
+            "<|video_pad|>",
         ),
         _kimi,
         _kimi_processor,

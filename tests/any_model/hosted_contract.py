@@ -16,9 +16,10 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.testing.contract import CHATS, NEAR_STEPS, NUM_NEW, SETTINGS, PluginContract
 from mmengine_transformers import plugin
 from mmengine_transformers.media.packing import unpack
-from tests.any_model.catalogue import IMAGE, write
+from tests.any_model.catalogue import IMAGE, VIDEO, write
 from tests.any_model.exceptions import ATOMIC, NEAR, NO_BFLOAT16, ONE_IMAGE, OWN_PROMPT, WHOLE_PROMPT
 from tests.any_model.killed import tokens_after_a_kill
+from tests.any_model.video_checks import VideoChecks
 from tests.pictures import asked, noise
 
 FIRST, SECOND, THIRD = noise(0, (60, 90)), noise(1, (90, 58)), noise(2, (48, 63))
@@ -45,7 +46,7 @@ KINDS = {
 }
 
 
-class HostedContract(PluginContract):
+class HostedContract(VideoChecks, PluginContract):
     """Base class of the contract's tests. A subclass sets `kind`, a name in the catalogue."""
 
     plugin = plugin
@@ -55,6 +56,10 @@ class HostedContract(PluginContract):
     test_the_processor_starts_without_torch = None
 
     def __init_subclass__(cls) -> None:
+        if cls.kind not in VIDEO:
+            for name in vars(VideoChecks):
+                if name.startswith("test_"):
+                    setattr(cls, name, None)
         cls.near_steps = NEAR.get(cls.kind, NEAR_STEPS)
         if cls.kind in IMAGE:
             cls.chats = ONE_IMAGE_CHATS if cls.kind in ONE_IMAGE else IMAGE_CHATS

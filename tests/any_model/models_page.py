@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.any_model.exceptions import NO_VIDEO, NOT_MIXED
 from tests.any_model.rows import BROKEN, DESCRIBED, REFUSED, UNKNOWN, WORKS, Row
 
 HEAD = """# Architectures of transformers
@@ -39,6 +40,13 @@ must verify. `=`: equal. `-`: does not apply. Anything else is what happened ins
 | bfloat16 | Each token is the likeliest of transformers' bfloat16 or float32 model, except for near ties. |
 
 """
+VIDEOS = """
+## Videos
+
+The same checks for prompts with videos of 3 and 4 frames beside texts and images. Both sides get the same
+frames with the same times. In the column of kills, the videos are files. In the column of files, the
+processor also chooses the frames.
+"""
 INTRO = {
     WORKS: (
         "Work, without a checkpoint of their own in the contract",
@@ -55,13 +63,16 @@ INTRO = {
 }
 
 
-def write_page(path: Path, rows: Sequence[Row], checks: Sequence[str], version: str) -> None:
-    """Write the page: the contract's table, then the other architectures by verdict."""
+def write_page(
+    path: Path, rows: Sequence[Row], checks: Sequence[str], video_checks: Sequence[str], version: str
+) -> None:
+    """Write the page: the contract's table, the table of videos, then the other architectures by verdict."""
     ordered = sorted(set_of(rows), key=lambda row: (row.architecture, row.kind))
     counts = Counter(row.verdict for row in ordered)
     text = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     lines = [HEAD.format(version=version, counts=f"{len(ordered)} rows: {text}.").rstrip() + "\n"]
     lines += _contract(ordered, checks)
+    lines += _videos(ordered, video_checks)
     for verdict, (title, intro) in INTRO.items():
         lines += [f"\n## {title}\n", f"{intro}\n", *_others(ordered, verdict)]
     names = [row.architecture for row in ordered if row.verdict == DESCRIBED]
@@ -70,22 +81,43 @@ def write_page(path: Path, rows: Sequence[Row], checks: Sequence[str], version: 
 
 
 def set_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows. If a contract checkpoint ran a class, only its contract rows remain."""
+    """Return the rows. If a contract checkpoint ran a class, only its contract rows remain, and its row as a
+    described model.
+    """
     ran = {row.architecture for row in rows if row.cells}
-    return [row for row in rows if row.cells or row.architecture not in ran]
+    return [row for row in rows if row.cells or row.verdict == DESCRIBED or row.architecture not in ran]
 
 
 def _contract(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
-    yield f"| architecture | {' | '.join(checks)} |"
-    yield "|---" * (len(checks) + 1) + "|"
-    for row in rows:
-        if row.cells:
-            cells = ["=" if row.cells[check] == "equal" else _plain(row.cells[check]) for check in checks]
-            yield f"| {row.architecture} ({row.kind}) | {' | '.join(cells)} |"
+    yield from _table([row for row in rows if row.cells], checks)
     exceptions = [row for row in rows if row.cells and row.reason]
     if exceptions:
         yield "\nExceptions:\n"
         yield from (f"* {row.kind}: {row.reason}." for row in exceptions)
+
+
+def _videos(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
+    yield VIDEOS
+    yield from _table(
+        [row for row in rows if any(row.cells.get(check, "-") != "-" for check in checks)], checks
+    )
+    refused = [(row.kind, NO_VIDEO[row.kind]) for row in rows if row.kind in NO_VIDEO]
+    if refused:
+        yield "\nVideos are refused:\n"
+        yield from (f"* {kind}: {reason}." for kind, reason in refused)
+    together = ", ".join(row.kind for row in rows if row.cells and row.kind in NOT_MIXED)
+    if together:
+        reason = "for which the model's own forward fails"
+        said = f"Only log-probabilities are compared for prompts with both images and videos, {reason}"
+        yield f"\n{said}: {together}."
+
+
+def _table(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
+    yield f"| architecture | {' | '.join(checks)} |"
+    yield "|---" * (len(checks) + 1) + "|"
+    for row in rows:
+        cells = ["=" if row.cells[check] == "equal" else _plain(row.cells[check]) for check in checks]
+        yield f"| {row.architecture} ({row.kind}) | {' | '.join(cells)} |"
 
 
 def _others(rows: Sequence[Row], verdict: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Writes docs/reference/models.md, with a row for each generative architecture in transformers.
 
-    python -m tests.any_model.table [--only NAME ...] [--fresh] [--workers 2]
+    python -m tests.any_model.table [--only NAME ... [--checks COLUMN ...]] [--fresh] [--workers 2]
 
 An architecture with a factory (catalogue.py) runs the plugin contract's checks on a tiny random checkpoint.
 Other text architectures run with small sizes (shrunk.py). Other architectures with media are refused with the
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +31,20 @@ from transformers.models.auto.modeling_auto import (  # noqa: E402
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
+from mmengine.models.registry import load_plugins  # noqa: E402
 from tests.any_model.catalogue import IMAGE, TEXT  # noqa: E402
 from tests.any_model.models_page import write_page  # noqa: E402
 from tests.any_model.row_workers import Task, run_rows  # noqa: E402
-from tests.any_model.rows import BROKEN, CHECKS, UNKNOWN, Row, run_class, run_factory  # noqa: E402
+from tests.any_model.rows import (  # noqa: E402
+    ALL_CHECKS,
+    BROKEN,
+    CHECKS,
+    UNKNOWN,
+    VIDEO_CHECKS,
+    Row,
+    run_class,
+    run_factory,
+)
 
 
 def classes() -> dict[str, str]:
@@ -47,14 +57,18 @@ def classes() -> dict[str, str]:
     return found
 
 
-def tasks_of(factories: list[str], done: dict[str, Row], walk: bool) -> Iterator[tuple[str, Task]]:
-    """Yield the name and the task for each missing row. A class that a factory ran gets no separate row."""
+def tasks_of(
+    factories: list[str], done: dict[str, Row], walk: bool, checks: Collection[str] = ALL_CHECKS
+) -> Iterator[tuple[str, Task]]:
+    """Yield the name and the task for each missing row. A class that a factory ran gets no separate row,
+    unless mmengine describes it.
+    """
     for kind in factories:
         if kind not in done:
-            yield kind, partial(_as_dict, run_factory, kind)
+            yield kind, partial(_as_dict, run_factory, kind, checks)
     ran = {row.architecture for row in done.values()}
     for name, kind in classes().items() if walk else ():
-        if name not in done and name not in ran:
+        if name not in done and (name not in ran or name in load_plugins()):
             yield name, partial(_as_dict, run_class, name, kind)
 
 
@@ -71,9 +85,15 @@ def read_rows() -> dict[str, Row]:
     return {name: row for name, row in found.items() if row.verdict != BROKEN}
 
 
+def _store(name: str, row: dict[str, object]) -> None:
+    with ROWS.open("a") as file:
+        file.write(json.dumps({"of": transformers.__version__, "name": name, "row": row}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", help="Names of factories to run again; no page is written.")
+    parser.add_argument("--checks", nargs="*", help="Columns to run; no row is stored. Needs --only.")
     parser.add_argument("--fresh", action="store_true", help="Forget finished rows.")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="Number of processes.")
     options = parser.parse_args()
@@ -87,7 +107,7 @@ def main() -> None:
     started = time.monotonic()
     names = classes()
     if options.only is not None:
-        steps = [tasks_of(options.only, {}, walk=False)]
+        steps = [tasks_of(options.only, {}, False, options.checks or ALL_CHECKS)]
     else:  # Factories run first, and the walk omits their architectures.
         steps = [tasks_of([*IMAGE, *TEXT], done, walk=False), tasks_of([], done, walk=True)]
     for tasks in steps:
@@ -96,13 +116,13 @@ def main() -> None:
                 is_class = name in names
                 found = Row(name, name, UNKNOWN if is_class else BROKEN, found, {})._asdict()
             row = done[name] = Row(**found)
-            with ROWS.open("a") as file:
-                file.write(json.dumps({"of": transformers.__version__, "name": name, "row": found}) + "\n")
+            if not options.checks:
+                _store(name, found)
             bad = {check: cell for check, cell in row.cells.items() if cell not in ("equal", "-")}
             print(f"{row.verdict:12}{name} {row.reason} {bad or ''}".rstrip(), flush=True)
     print(f"{time.monotonic() - started:.0f} s with {options.workers} workers")
     if options.only is None:
-        write_page(PAGE, list(done.values()), list(CHECKS), transformers.__version__)
+        write_page(PAGE, list(done.values()), list(CHECKS), list(VIDEO_CHECKS), transformers.__version__)
     ran = done if options.only is None else options.only
     if any(done[name].verdict == BROKEN and name not in names for name in ran):
         sys.exit(1)

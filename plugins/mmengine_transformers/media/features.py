@@ -11,6 +11,7 @@ from mmengine.errors import ModelError, in_one_line
 from mmengine_transformers.media.packing import ROW_BYTES, Packed, unpack
 
 _PROBE_SIDE = 96  # Side, in pixels, of the image with which the encoder is checked.
+_KEPT = "video_compression_mask"
 Features = Callable[..., Any]
 
 
@@ -32,9 +33,8 @@ class MediaEncoder:
         }
         self._dtype = model.dtype
         self._device = model.device
-        self.num_deepstack = 0
         self._sample = sample
-        self._check(sample)
+        self.num_deepstack = self.check(sample, "image")
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return the features [n, (1 + num_deepstack) * hidden] of the items packed in `patches`, uint8 [p,
@@ -51,7 +51,8 @@ class MediaEncoder:
         count = -(-num_embeds // item.header.num_embeds)
         return torch.cat([self._encode_item(item) for _ in range(count)])[:num_embeds]
 
-    def _check(self, sample: Tensor) -> None:
+    def check(self, sample: Tensor, modality: str) -> int:
+        """Encode a sample item alone, and return its number of deepstack features. Raises ModelError."""
         (item,) = unpack(sample.numpy())
         name = type(self._model).__name__
         try:
@@ -59,14 +60,16 @@ class MediaEncoder:
         except ModelError:
             raise
         except Exception as error:  # Modules of other authors may raise any exception for unexpected inputs.
-            raise ModelError(f"{name} cannot encode one image alone: {in_one_line(error, 200)}") from error
+            raise ModelError(
+                f"{name} cannot encode one {modality} alone: {in_one_line(error, 200)}"
+            ) from error
         width = self._model.get_input_embeddings().weight.shape[1]
         if len(features) != item.header.num_embeds or features.shape[1] % width:
             raise ModelError(
-                f"{name} gives {len(features)} embeddings of width {features.shape[1]} for an image with "
-                f"{item.header.num_embeds} placeholders, so its features cannot be split by item"
+                f"{name} gives {len(features)} embeddings of width {features.shape[1]} for {modality} input "
+                f"with {item.header.num_embeds} placeholders, so its features cannot be split by item"
             )
-        self.num_deepstack = features.shape[1] // width - 1
+        return int(features.shape[1] // width - 1)
 
     def _encode_item(self, item: Packed) -> Tensor:
         key = next((name for name in self._features if name in item.arrays), "pixel_values")
@@ -80,6 +83,8 @@ class MediaEncoder:
             features = self._model.multi_modal_projector(_joined(out.last_hidden_state))
         else:
             features = _joined(getattr(out, "pooler_output", out))
+        if _KEPT in tensors:  # VideoLLaMA 3 leaves out what does not change between frames.
+            features = features[tensors[_KEPT].bool()]
         deepstack = getattr(out, "deepstack_features", None)
         if deepstack is not None and len(deepstack):
             features = torch.cat([features, *map(_joined, deepstack)], dim=1)

@@ -1,5 +1,7 @@
-"""Finds out how a model's processor writes an image into a prompt, by trying the processor."""
+"""Finds out how a model's processor writes an image or a video into a prompt, by trying the processor."""
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,20 @@ from PIL import Image
 
 from mmengine.errors import ModelError, in_one_line
 from mmengine.processing.chat.tokens import ChatTokenizer
-from mmengine.processing.media.options import ImageOptions
+from mmengine.processing.media.options import ImageOptions, VideoOptions
+from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.features import MediaEncoder
-from mmengine_transformers.media.processors import identity, open_processor
-from mmengine_transformers.media.rules import image_token_id
-from mmengine_transformers.media.settings import HostedMedia, process
+from mmengine_transformers.media.processors import identity, open_processor, refuse_videos
+from mmengine_transformers.media.rules import image_token_id, video_token_id
+from mmengine_transformers.media.settings import HostedMedia, process, video_arguments
 
 _PROBE_SIZE = (96, 64)  # Width and height of the test image in pixels.
 CHANNELS = 3
-# The processor's attributes, tried in this order, that may contain the placeholder text for an image.
-_MARKERS = ("image_placeholder_token", "image_token")
+# The processor's attributes, tried in this order, that may contain the placeholder text for an item.
+_MARKERS = ("{}_placeholder_token", "{}_token")
+_NUM_FRAMES, _FPS = 4, 2.0  # The test video.
+_log = logging.getLogger("mmengine.models")
+Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def open_media(folder: Path, config: Any) -> HostedMedia | None:
@@ -37,16 +43,20 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
             "config.json, is not a special token of tokenizer.json"
         )
     indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
-    marker = _image_marker(processor)
-    prompt, tensors = _try_image(processor, marker)
+    marker = _marker(processor, "image")
+    prompt, _, tensors = _try_item(processor, "image", marker, {"images": [sample_image()]})
+    embeds = list(filter(None, (placeholder, names.get(video_token_id(config) or -1))))
+    video, video_prompt, no_video = _open_video(processor, embeds)
     return HostedMedia(
         folder=str(folder),
         image=marker,
         image_prompt=prompt,
-        video="",
+        video=video,
+        video_prompt=video_prompt,
+        no_video=no_video,
         # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
-        embeds=(placeholder,),
+        embeds=tuple(dict.fromkeys(embeds)),
         indicators=tuple(names[token] for token in indicators),
         identity=identity(processor),
         max_image_pixels=_pixels(processor, tensors),
@@ -54,52 +64,97 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
-    """Return a loaded model's encoder, or None for a text model. Checks the encoder with a small image.
-    Raises ModelError.
+    """Return a loaded model's encoder, or None for a text model. Checks the encoder with a small image and a
+    small video. A failed check of the video refuses videos. Raises ModelError for the image.
     """
     settings = open_media(folder, model.config)
     if settings is None:
         return None
     found = settings.prepare_image(sample_image(), ImageOptions(), lambda _: None, "the probe image")
-    return MediaEncoder(model, torch.from_numpy(found.patches))
+    encoder = MediaEncoder(model, torch.from_numpy(found.patches))
+    if settings.video:
+        source = sample_frames(), {"fps": _FPS, "frames_indices": list(range(_NUM_FRAMES))}
+        found = settings.prepare_video(source, VideoOptions(), Access(), lambda _: None, "the probe video")
+        try:
+            if encoder.check(torch.from_numpy(found.patches), "video") != encoder.num_deepstack:
+                raise ModelError(f"{type(model).__name__} gives other layers' features for videos")
+        except ModelError as error:
+            _log.warning("videos are refused: %s", error.text)
+            refuse_videos(folder, error.text)
+    return encoder
 
 
-def _image_marker(processor: Any) -> str:
-    """Return the text that stands for an image in a prompt. Raises ModelError."""
+def _marker(processor: object, modality: str) -> str:
+    """Return the text that stands for an item in a prompt. Raises ModelError."""
     for name in _MARKERS:
-        marker = getattr(processor, name, None)
+        marker = getattr(processor, name.format(modality), None)
         if isinstance(marker, str) and marker:
             return marker
-    raise ModelError(f"the processor {type(processor).__name__} names no token for an image")
+    raise ModelError(f"the processor {type(processor).__name__} names no token for {_one(modality)}")
 
 
-def _try_image(processor: Any, marker: str) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
-    """Return the text with which the processor accepts one image, and a small image's tensors.
+def _one(modality: str) -> str:
+    return "an image" if modality == "image" else f"a {modality}"
 
-    The text is the marker, or the marker between an image's start and end tokens. Raises ModelError.
+
+def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
+    """Return the text that stands for a video in a prompt, and the text with which the processor accepts one
+    video. For a model without videos, both are "", and the third text is the reason.
     """
-    ends = [str(getattr(processor, f"image_{end}_token", "") or "") for end in ("start", "end")]
+    if getattr(processor, "video_processor", None) is None:
+        return "", "", "the model's processor takes no videos"
+    frames = sample_frames()
+    indices = list(range(_NUM_FRAMES))
+    metadata = {"total_num_frames": _NUM_FRAMES, "fps": _FPS, "frames_indices": indices}
+    try:
+        marker = _marker(processor, "video")
+        prompt, text, _ = _try_item(processor, "video", marker, video_arguments(frames, metadata))
+    except ModelError as error:
+        return "", "", error.text
+    if not any(token in text for token in embeds):
+        return "", "", f"the processor {type(processor).__name__} writes no placeholders for a video"
+    return marker, prompt, ""
+
+
+def _try_item(
+    processor: Any, modality: str, marker: str, media: Mapping[str, object]
+) -> tuple[str, str, Tensors]:
+    """Return the text with which the processor accepts one item, the text that it writes for a small item,
+    and the item's tensors.
+
+    The text is the marker, or the marker between an item's start and end tokens. Raises ModelError.
+    """
+    ends = [str(getattr(processor, f"{modality}_{end}_token", "") or "") for end in ("start", "end")]
     reasons = []
     for prompt in dict.fromkeys((marker, f"{ends[0]}{marker}{ends[1]}")):
         try:
-            return prompt, process(processor, "image", prompt, {"images": [sample_image()]})[1]
+            return prompt, *process(processor, modality, prompt, media)
         except ModelError:
             raise
         except Exception as error:  # Processors may raise any exception if settings do not fit each other.
             reasons.append(error)
     raise ModelError(
-        f"the processor {type(processor).__name__} cannot process an image: {in_one_line(reasons[0], 200)}"
+        f"the processor {type(processor).__name__} cannot process {_one(modality)}: "
+        f"{in_one_line(reasons[0], 200)}"
     ) from reasons[0]
 
 
 def sample_image() -> Image.Image:
     """Return a small image of noise."""
+    return Image.fromarray(sample_frames()[0].transpose(1, 2, 0))
+
+
+def sample_frames() -> np.ndarray:
+    """Return a small video of noise, uint8 [t, 3, h, w]. The first two frames are equal, because some models
+    leave out embeddings of what does not change.
+    """
     width, height = _PROBE_SIZE
-    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+    frames = np.random.default_rng(0).integers(0, 255, (_NUM_FRAMES, height, width, 3), dtype=np.uint8)
+    frames[1] = frames[0]
+    return frames.transpose(0, 3, 1, 2)
 
 
-def _pixels(processor: Any, tensors: dict[str, tuple[str, np.ndarray]]) -> int:
+def _pixels(processor: Any, tensors: Tensors) -> int:
     """Return the maximum number of pixels in a processed image. If the processor has no limit, return how
     many pixels the processed test image has.
     """

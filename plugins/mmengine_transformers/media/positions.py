@@ -15,7 +15,7 @@ from torch import Tensor
 from mmengine.errors import InvalidRequest, ModelError, in_one_line
 from mmengine.models.decoder.positions import text_positions
 from mmengine.request import MediaItem
-from mmengine_transformers.media.rules import image_token_id, video_token_id
+from mmengine_transformers.media.rules import image_token_id
 
 _ROWS = 3
 _PAIRED = 1 << 30  # Bit that marks a value with two packed rows.
@@ -39,7 +39,7 @@ class GridPositions:
         """`core`: the module with `get_rope_index`. Raises ModelError for more than four rows."""
         self._index = core.get_rope_index
         self._taken = inspect.signature(self._index).parameters
-        self._image, self._video = image_token_id(core.config), video_token_id(core.config)
+        self._image = image_token_id(core.config)
         self.num_rows = len(self._own(np.arange(4), ())[0])
         if self.num_rows not in (_ROWS, _ROWS + 1):
             raise ModelError(
@@ -54,7 +54,7 @@ class GridPositions:
             rows, delta = self._own(prompt_token_ids, media)
         except (ValueError, RuntimeError, IndexError) as error:
             raise InvalidRequest(
-                f"the model cannot place these images in the prompt: {in_one_line(error, 200)}"
+                f"the model cannot place these media in the prompt: {in_one_line(error, 200)}"
             ) from None
         if self.num_rows == _ROWS:
             return rows.astype(np.int32), delta
@@ -83,11 +83,15 @@ class GridPositions:
         ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
         kinds = torch.zeros_like(ids)
         grids: dict[str, Tensor | None] = {}
-        for number, (kind, token) in enumerate((("image", self._image), ("video", self._video)), 1):
-            kinds[ids == (-1 if token is None else token)] = number
-            found = [item.grid for item in media if item.modality == kind]
-            grids[f"{kind}_grid_thw"] = torch.tensor(found) if found else None
-        given = {"mm_token_type_ids": kinds, "attention_mask": torch.ones_like(ids), **grids}
+        # Not from token ids: in GLM-4V, an image's placeholders also stand for a video's embeddings.
+        for number, kind in enumerate(("image", "video"), 1):
+            items = [item for item in media if item.modality == kind]
+            for start, length in (run for item in items for run in item.runs):
+                kinds[0, start : start + length] = number
+            grids[f"{kind}_grid_thw"] = torch.tensor([item.grid for item in items]) if items else None
+        seconds = [item.interval for item in media if item.interval is not None]
+        intervals = {"second_per_grid_ts": torch.tensor(seconds)} if seconds else {}
+        given = {"mm_token_type_ids": kinds, "attention_mask": torch.ones_like(ids), **grids, **intervals}
         taken = {name: value for name, value in given.items() if name in self._taken}
         rows, delta = self._index(ids, **taken)
         return rows[:, 0].numpy(), int(delta.reshape(-1)[0])

@@ -21,6 +21,19 @@ from mmengine_transformers.torchvision import import_reason  # noqa: E402
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _OPENING = threading.Lock()
+_video_refusals: dict[Path, str] = {}  # Reasons found at load, by model folder.
+
+
+def refuse_videos(folder: Path, reason: str) -> None:
+    """Record that the model in `folder` cannot encode videos, so that this process' processor refuses them.
+    Images do not need the video half, so the model is served without videos.
+    """
+    _video_refusals[folder.resolve()] = reason
+
+
+def video_refusal(folder: Path) -> str:
+    """Return why the model in `folder` cannot encode videos, or "" if no load has found a reason."""
+    return _video_refusals.get(folder.resolve(), "")
 
 
 @lru_cache(maxsize=4)

@@ -21,8 +21,15 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.settings import CheckLength
 from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.packing import pack
+from mmengine_transformers.media.videos import read_frames
 
 _OPTIONS = frozenset({"max_pixels"})
+_VIDEO_OPTIONS = frozenset(
+    {
+        *("fps", "num_frames", "nframes", "min_frames", "max_frames", "do_sample_frames"),
+        *("video_start", "video_end", "sample_fps", "raw_fps"),
+    }
+)
 # Processor outputs about prompt tokens. They are dropped, because mmengine writes the prompt tokens itself.
 _TEXT_KEYS = frozenset(
     {
@@ -31,6 +38,8 @@ _TEXT_KEYS = frozenset(
     }
 )
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_INTERVAL = "second_per_grid_ts"
+MAX_PACKED_BYTES = 2**30 - 2**23  # Maximum size of an item's tensors, less than a decoding worker may send.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,9 @@ class HostedMedia:
     """Implements MediaSettings with the processor of the model in `folder`.
 
     `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes no such items.
-    `image_prompt`: the text with which the processor accepts one image. `max_images`: maximum number of
-    images in a prompt; 0: no limit. `embeds`: the tokens that the embeddings of an item replace.
+    `image_prompt`, `video_prompt`: the texts with which the processor accepts one item. `no_video`: why the
+    model takes no videos. `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the
+    tokens that the embeddings of an item replace.
     `indicators`: the tokens that constants of the model replace. `identity`: the processor's digest.
     """
 
@@ -47,6 +57,8 @@ class HostedMedia:
     image: str
     image_prompt: str
     video: str
+    video_prompt: str
+    no_video: str
     max_images: int
     embeds: tuple[str, ...]
     indicators: tuple[str, ...]
@@ -59,7 +71,7 @@ class HostedMedia:
 
     @property
     def options(self) -> frozenset[str]:
-        return _OPTIONS
+        return _OPTIONS | _VIDEO_OPTIONS if self.video else _OPTIONS
 
     def describe(self) -> str:
         return json.dumps({**asdict(self), "folder": ""}, sort_keys=True)
@@ -72,15 +84,24 @@ class HostedMedia:
             scale = (options.max_pixels / (image.width * image.height)) ** 0.5
             size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
             image = image.resize(size, Image.Resampling.BICUBIC)
-        self._check_early(image, check_length)
+        self._check_early("image", (image.height, image.width), check_length)
         return self._packed("image", {"images": [image]}, check_length, where)
 
     def prepare_video(
         self, source: object, options: VideoOptions, access: Access, check_length: CheckLength, where: str
     ) -> DecodedMedia:
-        raise InvalidMedia(f"{where}: videos are not supported for this model yet; send frames as images")
+        """See MediaSettings. `max_pixels` shrinks the frames before the processor gets them."""
+        if not self.video:
+            raise InvalidMedia(f"{where} is not supported: {self.no_video}")
 
-    def _check_early(self, image: Image.Image, check_length: CheckLength) -> None:
+        def check_size(count: int, height: int, width: int) -> None:
+            self._check_early("video", (count, height, width), check_length)
+
+        inner = self._processor.video_processor
+        frames, metadata = read_frames(source, options, access, inner, check_size, where)
+        return self._packed("video", video_arguments(frames, metadata), check_length, where)
+
+    def _check_early(self, modality: str, size: tuple[int, ...], check_length: CheckLength) -> None:
         """Check the length of the item before its pixels are processed, if the processor can tell the
         length.
         """
@@ -88,7 +109,7 @@ class HostedMedia:
         if count is None:
             return
         try:
-            expected = count(image_sizes=[(image.height, image.width)])["num_image_tokens"][0]
+            expected = count(**{f"{modality}_sizes": [size]})[f"num_{modality}_tokens"][0]
         except Exception:  # Not every processor can tell the length. It is checked again later.
             return
         check_length(int(expected))
@@ -104,6 +125,12 @@ class HostedMedia:
             raise InvalidMedia(
                 f"{where} is refused by the model's own processor: {in_one_line(error, 200)}"
             ) from None
+        num_bytes = sum(values.nbytes for _, values in tensors.values())
+        if num_bytes > MAX_PACKED_BYTES:
+            raise InvalidMedia(
+                f"{where} has {num_bytes} bytes after the model's processor; the limit is "
+                f"{MAX_PACKED_BYTES}: send fewer frames or a smaller item"
+            )
         places = re.findall("|".join(map(re.escape, (*self.indicators, *self.embeds))), text)
         num_embeds = len(places)
         check_length(num_embeds)
@@ -112,15 +139,18 @@ class HostedMedia:
             for place, token in enumerate(places)
             if token in self.indicators
         )
-        grid = tensors.get(_GRIDS[modality])
-        size = 1, 1, num_embeds
-        if grid is not None:
-            frames, rows, columns = grid[1].reshape(-1)[:3].tolist()
-            size = frames, rows, columns
-        return DecodedMedia(pack(text, num_embeds, tensors, indicators), size)
+        size, interval = (1, 1, num_embeds), tensors.get(_INTERVAL)
+        if (grid := tensors.get(_GRIDS[modality])) is not None:  # Kimi's grid has a row for each chunk.
+            rows = grid[1].reshape(-1, 3)
+            size = int(rows[:, 0].sum()), int(rows[0, 1]), int(rows[0, 2])
+        return DecodedMedia(
+            pack(text, num_embeds, tensors, indicators),
+            size,
+            interval=None if interval is None else float(interval[1].reshape(-1)[0]),
+        )
 
     def _prompt(self, modality: str) -> str:
-        return self.image_prompt if modality == "image" else self.video
+        return self.image_prompt if modality == "image" else self.video_prompt
 
     @property
     def _processor(self) -> Any:
@@ -128,6 +158,16 @@ class HostedMedia:
         from mmengine_transformers.media.processors import open_processor
 
         return open_processor(Path(self.folder))
+
+
+def video_arguments(frames: np.ndarray, metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments with which a processor takes sampled frames, uint8 [t, 3, h, w]."""
+    return {
+        "videos": [frames],
+        "video_metadata": [dict(metadata)],
+        "do_sample_frames": False,
+        "input_data_format": "channels_first",
+    }
 
 
 def process(

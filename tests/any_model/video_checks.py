@@ -1,0 +1,247 @@
+"""The plugin contract's checks of videos: a base class of HostedContract."""
+
+import base64
+import io
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mmengine.errors import InvalidRequest
+from mmengine.replay import verify
+from mmengine.request import MAX_LOGPROBS
+from mmengine.testing.contract import TOLERANCE
+from mmengine_transformers.media.packing import unpack
+from tests.any_model.exceptions import NO_VIDEO, NOT_MIXED, ONE_IMAGE
+from tests.any_model.killed import tokens_after_a_kill
+from tests.pictures import noise
+
+FPS = 1.25
+NUM_SHORT = 8  # Answer length.
+KILLED_AT = 6  # Plans that the executor gets before its process is killed.
+PICTURE, OTHER = noise(0, (60, 90)), noise(2, (48, 63))
+WAYS = ("beside others", "from the cache", "in chunks", "preempted", "drafted")
+
+
+def clip(seed, num_frames, size):
+    """Return frames with random pixels, uint8 [t, h, w, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (num_frames, *size, 3), np.uint8)
+
+
+FIRST, SECOND = clip(3, 4, (60, 90)), clip(4, 4, (60, 90))
+SECOND[1] = SECOND[0]  # VideoLLaMA 3 leaves out embeddings of what does not change.
+ODD = clip(5, 3, (64, 48))
+LONG, LONG_FPS = clip(6, 20, (32, 48)), 4.0
+
+
+def told(*parts):
+    """Return a conversation with one user message. A part is a text, an image, or a clip whose frames are all
+    taken.
+    """
+    return [{"role": "user", "content": [_part(part) for part in parts]}]
+
+
+def _part(part):
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, np.ndarray):
+        return {"type": "video", "video": part, "do_sample_frames": False, "sample_fps": FPS}
+    return {"type": "image", "image": part}
+
+
+VIDEO_CHATS = (
+    told(FIRST, "What happens?"),
+    told(FIRST, "And how long does it take?"),
+    told("Look: ", ODD, "what changes?"),
+    told(PICTURE, "is one; ", FIRST, "another; then ", SECOND, "and ", OTHER, ", which one?"),
+)
+ONE_IMAGE_CHATS = (*VIDEO_CHATS[:3], told(SECOND, "or ", PICTURE, "or ", FIRST, "?"))
+ALONE_CHATS = (*VIDEO_CHATS[:3], told(SECOND, "or ", FIRST, "?"), told(PICTURE, "or ", OTHER, "?"))
+
+
+class VideoChecks:
+    """Compares prompts, log-probabilities and tokens for videos with transformers. A subclass of
+    HostedContract.
+    """
+
+    def test_video_prompts_are_transformers(self, made, processor):
+        """Compare token ids and, if there is a single video, its tensors."""
+        for chat, inputs in self._videos(made):
+            prepared = processor.prepare(chat)
+            assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
+            if len(prepared.media) == 1:
+                (item,) = unpack(prepared.media[0].patches)
+                for entry in item.header.tensors:
+                    assert np.array_equal(item.arrays[entry.name], inputs[entry.name].numpy()), entry.name
+
+    def test_frames_of_files_are_chosen_as_transformers_does(self, made, processor):
+        """Compare token ids and tensors for a file from which the processor chooses frames."""
+        if self.kind in NO_VIDEO:
+            pytest.skip("videos are refused")
+        theirs = transformers.AutoProcessor.from_pretrained(made.folder)
+        options = {} if theirs.video_processor.do_sample_frames else {"fps": 2.0}
+        whole = [{"role": "user", "content": [{"type": "video", "video": LONG}]}]
+        text = theirs.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
+        metadata = {"total_num_frames": len(LONG), "fps": LONG_FPS, "duration": len(LONG) / LONG_FPS}
+        wanted = theirs(
+            text=text,
+            videos=[LONG],
+            video_metadata=[metadata],
+            do_sample_frames=True,
+            **options,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        url = _url("video/quicktime", _video_file(LONG, LONG_FPS))
+        part = {"type": "video", "video": url, **options}
+        prepared = processor.prepare([{"role": "user", "content": [part]}])
+        assert prepared.prompt_token_ids.tolist() == wanted["input_ids"][0].tolist()
+        (item,) = unpack(prepared.media[0].patches)
+        for entry in item.header.tensors:
+            assert np.array_equal(item.arrays[entry.name], wanted[entry.name].numpy()), entry.name
+
+    @pytest.mark.parametrize("name", ["beside others", "in chunks"])
+    def test_video_log_probabilities_are_transformers(self, made, name):
+        pairs = list(self._videos(made))
+        if self.kind in NOT_MIXED:
+            pairs.append((VIDEO_CHATS[-1], video_inputs(made.folder, VIDEO_CHATS[-1])))
+        with self._engine(made, self.settings(name)) as engine:
+            answers = engine.generate([chat for chat, _ in pairs], max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
+        for answer, (chat, given) in zip(answers, pairs, strict=True):
+            is_mixed = self.kind in NOT_MIXED and chat is VIDEO_CHATS[-1]
+            with torch.inference_mode():
+                logits = mixed_logits(made.reference, given) if is_mixed else made.reference(**given).logits
+            wanted = logits[0].float().log_softmax(-1)
+            for place, entries in enumerate(answer.prompt_logprobs[1:]):
+                ids, scores = zip(*entries, strict=True)
+                gap = wanted[place, list(ids)] - torch.tensor(scores)
+                assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
+
+    @pytest.mark.parametrize("name", WAYS)
+    def test_video_tokens_are_transformers(self, made, tmp_path, name):
+        """Compare greedy tokens of each prompt twice, and verify the log."""
+        chats, wanted = self._answers(made)
+        settings = self.settings(name)
+        if name == "preempted":
+            longest = max(given["input_ids"].shape[1] for _, given in self._videos(made))
+            settings |= {"max_model_len": longest + NUM_SHORT, "num_blocks": 3 + 2 * -(-longest // 4)}
+        with self._engine(made, settings, tmp_path / "log") as engine:
+            for _ in range(2):
+                answers = engine.generate(chats, max_tokens=NUM_SHORT, ignore_eos=True)
+                assert [answer.token_ids for answer in answers] == wanted
+            assert (engine.stats().num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
+        report = verify(tmp_path / "log")
+        assert report.ok and report.rederived and not report.unfinished
+
+    def test_a_killed_process_continues_with_videos(self, made, tmp_path):
+        """Kill the process while prompts with video files are computed, and verify the continued log."""
+        chats, wanted = self._answers(made)
+        log = tmp_path / "log"
+
+        def make_engine(resume):
+            settings = {**self.settings("in chunks"), "snapshot_bytes": 4096}
+            return self._engine(made, settings, log, resume=resume)
+
+        files = [_with_files(chat) for chat in chats]
+        assert tokens_after_a_kill(make_engine, files, NUM_SHORT, KILLED_AT) == wanted
+        report = verify(log)
+        assert report.ok and report.rederived and not report.unfinished
+
+    def _videos(self, made):
+        """Return pairs of a chat and transformers' inputs. For a model whose videos are refused, check the
+        refusal and skip.
+        """
+        if self.kind in NO_VIDEO:
+            refused = pytest.raises(InvalidRequest, match=NO_VIDEO[self.kind])
+            with self._engine(made, {}) as engine, refused:
+                engine.generate([VIDEO_CHATS[0]], max_tokens=1)
+            pytest.skip("videos are refused")
+        if "_pairs" not in vars(type(self)):
+            chats = ONE_IMAGE_CHATS if self.kind in ONE_IMAGE else VIDEO_CHATS
+            chats = ALONE_CHATS if self.kind in NOT_MIXED else chats
+            type(self)._pairs = [(chat, video_inputs(made.folder, chat)) for chat in chats]
+        return type(self)._pairs
+
+    def _answers(self, made):
+        """Return the chats and transformers' greedy tokens."""
+        pairs = self._videos(made)
+        if "_wanted" not in vars(type(self)):
+            options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+            type(self)._wanted = [
+                made.reference.generate(**given, max_new_tokens=NUM_SHORT, **options)[
+                    0, given["input_ids"].shape[1] :
+                ].tolist()
+                for _, given in pairs
+            ]
+        return [chat for chat, _ in pairs], type(self)._wanted
+
+
+def mixed_logits(reference, inputs):
+    """Return the logits [1, n, vocab] for a prompt with images and videos from the parts of a model whose own
+    forward fails for such a prompt.
+    """
+    core, kinds = reference.model, inputs["mm_token_type_ids"]
+    embeds = core.get_input_embeddings()(inputs["input_ids"])
+    grids = {name: inputs[name] for name in ("image_grid_thw", "video_grid_thw")}
+    images = core.get_image_features(inputs["pixel_values"], grids["image_grid_thw"])
+    videos = core.get_video_features(inputs["pixel_values_videos"], grids["video_grid_thw"])
+    for number, found in enumerate((images, videos), 1):
+        embeds[kinds == number] = torch.cat(found.pooler_output)
+    positions, _ = core.get_rope_index(inputs["input_ids"], mm_token_type_ids=kinds, **grids)
+    out = core.language_model(inputs_embeds=embeds, position_ids=positions, use_cache=False)
+    return reference.lm_head(out.last_hidden_state)
+
+
+def video_inputs(folder, chat):
+    """Return the inputs that transformers' processor makes for a chat with videos."""
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    images = [part["image"] for part in chat[0]["content"] if "image" in part]
+    videos = [part["video"] for part in chat[0]["content"] if "video" in part]
+    given = {"images": images} if images else {}
+    if videos:
+        given |= {"videos": videos, "do_sample_frames": False}
+        given["video_metadata"] = [
+            {"total_num_frames": len(each), "fps": FPS, "frames_indices": list(range(len(each)))}
+            for each in videos
+        ]
+    found = processor(
+        text=text,
+        add_special_tokens=False,
+        return_tensors="pt",
+        **given,
+    )
+    return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
+
+
+def _with_files(chat):
+    """Return a chat with its images and videos as files in `data:` URLs, which a log can restore."""
+    parts = []
+    for part in chat[0]["content"]:
+        if part["type"] == "image":
+            file = io.BytesIO()
+            part["image"].save(file, "PNG")
+            part = {"type": "image", "image": _url("image/png", file)}
+        elif part["type"] == "video":
+            part = {**part, "video": _url("video/quicktime", _video_file(part["video"]))}
+        parts.append(part)
+    return [{"role": "user", "content": parts}]
+
+
+def _url(kind, file):
+    return f"data:{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _video_file(frames, fps=FPS):
+    """Return a video file that stores the frames' exact pixels."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mov") as container:
+        stream = container.add_stream("png", rate=Fraction(fps))
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "rgb24"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
+        container.mux(stream.encode(None))
+    return file
