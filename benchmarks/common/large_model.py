@@ -5,6 +5,7 @@ The checkpoint is in hub layout, with config, processor files, Qwen's real vocab
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ TEXT = {
         "mrope_interleaved": True,
     },
 }
+FOUR_BILLION = {  # The text sizes of Qwen3-VL-4B that differ from TEXT.
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+}
 VISION = {
     "depth": 24,
     "hidden_size": 1024,
@@ -83,8 +90,9 @@ def make(
     small: bool = False,
     layers: int | None = None,
     tower_layers: int | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Write a checkpoint to `folder`.
+    """Write a checkpoint to `folder`. `sizes`: text sizes that differ from those of the 2 B model.
 
     `vocabulary`: a GGUF file with Qwen's vocabulary; None: use the embedded checkpoint's, whose ids fit into
     a small model. `layers`, `tower_layers`: override the number of layers in the text model and in the vision
@@ -93,8 +101,9 @@ def make(
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
     ids = make_tokenizer(folder, vocabulary)
-    text = (SMALL_TEXT if small else TEXT) | ({} if layers is None else {"num_hidden_layers": layers})
-    vision = dict(SMALL_VISION if small else VISION)
+    text = (SMALL_TEXT if small else TEXT) | dict(sizes or {})
+    text |= {} if layers is None else {"num_hidden_layers": layers}
+    vision = (SMALL_VISION if small else VISION) | {"out_hidden_size": text["hidden_size"]}
     if tower_layers is not None:
         taps = [layer for layer in vision["deepstack_visual_indexes"] if layer < tower_layers]
         vision |= {"depth": tower_layers, "deepstack_visual_indexes": taps or [0]}

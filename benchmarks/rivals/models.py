@@ -19,7 +19,7 @@ CONVERTERS = BUILD / "llama_cpp_python" / "vendor" / "llama.cpp"
 QUANTIZE = BUILD / "llama" / "bin" / "llama-quantize"
 TEXT, INDEX = "model.language_model.", "model.safetensors.index.json"
 GGUF = ("BF16", "Q8_0", "Q4_K_M")
-SHAPES = ("small", "0.4 B", "2 B")
+SHAPES = ("small", "0.4 B", "2 B", "4 B")
 
 
 def make(shape: str) -> dict[str, Path]:
@@ -82,7 +82,8 @@ def _with_vision(shape: str, folder: Path) -> Path:
 
     if shape == "0.4 B":
         return half_billion_model.cached_folder()
-    day_one_model.make(folder, None, small=shape == "small", tower_layers=1)
+    sizes = day_one_model.FOUR_BILLION if shape == "4 B" else None
+    day_one_model.make(folder, None, small=shape == "small", tower_layers=1, sizes=sizes)
     return folder
 
 
