@@ -20,11 +20,11 @@ NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # models need more steps, because transformers' own bfloat16 logits differ as much from its float32 logits
 # (gemma4: up to 1.3 for logits up to 5, because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
-# Models whose processors take videos that the model cannot encode one by one, and words of the refusal.
-_KIMI = (
-    "Kimi_K25ForConditionalGeneration cannot encode one video alone: RuntimeError: split_with_sizes expects"
-)
-NO_VIDEO = {"kimi_k25": f"{_KIMI} split_sizes to sum exactly to"}
+# Models that cannot encode videos one by one, although their processors take videos, and the reasons.
+NO_VIDEO = {
+    "kimi_k25": "transformers' get_video_features fails: it averages a video's features over time, and then "
+    "splits them as if it had not"
+}
 # Models whose own forward counts a video's placeholders as an image's, and fails for prompts with both.
 # For such prompts, only log-probabilities are compared, with the model's parts.
 NOT_MIXED = frozenset({"glm4v", "glm46v", "glm_ocr"})
