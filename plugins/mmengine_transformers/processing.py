@@ -67,8 +67,19 @@ def load_processor(folder: Path) -> ChatProcessor:
             generation=read_generation(folder),
             eos_token_ids=tuple(each for each in listed if type(each) is int),
             media=media,
+            templates={} if media is None else _templates(settings, media, tokenizer),
         )
     )
+
+
+def _templates(
+    settings: HostedMedia | None, media: MediaDescription, tokenizer: ChatTokenizer
+) -> dict[str, ChatTemplate]:
+    """Return the templates for messages with media of some modality."""
+    source = "" if settings is None else settings.video_template
+    if not source:
+        return {}
+    return {"video": ChatTemplate.of_source(source, {}, tokenizer, "of videos", media.modalities)}
 
 
 def _no_video(settings: HostedMedia) -> str:

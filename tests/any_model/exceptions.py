@@ -27,7 +27,10 @@ NO_VIDEO = {
 }
 # Models whose own forward counts a video's placeholders as an image's, and fails for prompts with both.
 # For such prompts, only log-probabilities are compared, with the model's parts.
-NOT_MIXED = frozenset({"glm4v", "glm46v", "glm_ocr"})
+BY_PARTS = frozenset({"glm4v", "glm46v", "glm_ocr"})
+# Models that cannot be compared with transformers for prompts with both. SmolVLM's processor returns the
+# pixels of either the images or the videos.
+NOT_MIXED = BY_PARTS | {"smolvlm"}
 _FAR = "its own bfloat16 logits are far from its float32 ones: tokens up to 64 steps below the likeliest pass"
 _ONE_STEP = "the tokens of an image see one another, so an image is one step: none above the token budget"
 REASONS = {

@@ -94,7 +94,8 @@ def _gemma3(ids: Ids) -> torch.nn.Module:
     )
 
 
-def _tiled(kind: str) -> Callable[[Ids], torch.nn.Module]:
+def tiled(kind: str) -> Callable[[Ids], torch.nn.Module]:
+    """Return a function that builds a model of Idefics3's kind."""
     return lambda ids: build(
         kind,
         text_config=text("llama"),
@@ -179,7 +180,7 @@ FACTORIES: dict[str, Factory] = {
     ),
     "idefics3": Factory(
         TILED,
-        _tiled("idefics3"),
+        tiled("idefics3"),
         processor("Idefics3Processor", "Idefics3ImageProcessor", SMALL_TILES, image_seq_len=4),
     ),
     "lighton_ocr": Factory(

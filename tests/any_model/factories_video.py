@@ -13,9 +13,12 @@ from tests.any_model.factories_image import (
     MROPE,
     PINPOINTS,
     SIDE,
+    SMALL_TILES,
     STRATEGY,
+    TILED,
     VISION,
     build,
+    tiled,
 )
 from tests.any_model.factories_image import text as text_config
 
@@ -85,6 +88,15 @@ FACTORIES: dict[str, Factory] = {
         QWEN,
         _qwen3_vl,
         media("Qwen3VLProcessor", "Qwen2VLImageProcessor", "Qwen3VLVideoProcessor", GRID, CLIPS),
+    ),
+    "smolvlm": Factory(
+        Words((*TILED.special, "<|im_start|>"), TILED.attributes, "<image>", "<video>"),
+        tiled("smolvlm"),
+        media(
+            *("SmolVLMProcessor", "SmolVLMImageProcessor", "SmolVLMVideoProcessor", SMALL_TILES),
+            {**SMALL_TILES, "fps": 1, "num_frames": 6, "do_sample_frames": True},
+            image_seq_len=4,
+        ),
     ),
     "video_llama_3": Factory(
         PAIR,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.any_model.exceptions import NO_VIDEO, NOT_MIXED
+from tests.any_model.exceptions import BY_PARTS, NO_VIDEO, NOT_MIXED
 from tests.any_model.rows import BROKEN, DESCRIBED, REFUSED, UNKNOWN, WORKS, Row
 
 HEAD = """# Architectures of transformers
@@ -105,11 +105,15 @@ def _videos(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
     if refused:
         yield "\nVideos are refused:\n"
         yield from (f"* {kind}: {reason}." for kind, reason in refused)
-    together = ", ".join(row.kind for row in rows if row.cells and row.kind in NOT_MIXED)
-    if together:
-        reason = "for which the model's own forward fails"
-        said = f"Only log-probabilities are compared for prompts with both images and videos, {reason}"
-        yield f"\n{said}: {together}."
+    said = {
+        "Only log-probabilities are compared for prompts with both images and videos, for which the model's "
+        "own forward fails": BY_PARTS,
+        "Prompts with both images and videos are not compared, because transformers' processor returns the "
+        "pixels of only one kind": NOT_MIXED - BY_PARTS,
+    }
+    for text, kinds in said.items():
+        if names := ", ".join(row.kind for row in rows if row.cells and row.kind in kinds):
+            yield f"\n{text}: {names}."
 
 
 def _table(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:

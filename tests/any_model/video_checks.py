@@ -15,7 +15,7 @@ from mmengine.replay import verify
 from mmengine.request import MAX_LOGPROBS
 from mmengine.testing.contract import MOST_ROUNDS, TOLERANCE
 from mmengine_transformers.media.packing import unpack
-from tests.any_model.exceptions import NO_VIDEO, NOT_MIXED, ONE_IMAGE
+from tests.any_model.exceptions import BY_PARTS, NO_VIDEO, NOT_MIXED, ONE_IMAGE
 from tests.any_model.killed import tokens_after_a_kill
 from tests.pictures import noise
 
@@ -106,12 +106,12 @@ class VideoChecks:
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_video_log_probabilities_are_transformers(self, made, name):
         pairs = list(self._videos(made))
-        if self.kind in NOT_MIXED:
+        if self.kind in BY_PARTS:
             pairs.append((VIDEO_CHATS[-1], video_inputs(made.folder, VIDEO_CHATS[-1])))
         with self._engine(made, self.settings(name)) as engine:
             answers = engine.generate([chat for chat, _ in pairs], max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, (chat, given) in zip(answers, pairs, strict=True):
-            is_mixed = self.kind in NOT_MIXED and chat is VIDEO_CHATS[-1]
+            is_mixed = self.kind in BY_PARTS and chat is VIDEO_CHATS[-1]
             with torch.inference_mode():
                 logits = mixed_logits(made.reference, given) if is_mixed else made.reference(**given).logits
             wanted = logits[0].float().log_softmax(-1)
@@ -125,9 +125,8 @@ class VideoChecks:
         """Compare greedy tokens of each prompt at least twice, and verify the log."""
         chats, wanted = self._answers(made)
         settings = self.settings(name)
-        if (
-            name == "preempted"
-        ):  # The pool has blocks for two of the longest prompts, and one block for their answers.
+        if name == "preempted":
+            # The pool has blocks for two of the longest prompts, and one block for their answers.
             lengths = [given["input_ids"].shape[1] for _, given in self._videos(made)]
             place = lengths.index(max(lengths))
             chats, wanted = [chats[place]] * 3, [wanted[place]] * 3

@@ -1,6 +1,7 @@
 """Finds out how a model's processor writes an image or a video into a prompt, by trying the processor."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
         video=video,
         video_prompt=video_prompt,
         no_video=no_video,
+        # SmolVLM's processor has such a template, because published templates write no videos.
+        video_template=str(getattr(sys.modules[type(processor).__module__], "DEFAULT_CHAT_TEMPLATE", "")),
         # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
         embeds=tuple(dict.fromkeys(embeds)),

@@ -48,7 +48,8 @@ class HostedMedia:
 
     `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes no such items.
     `image_prompt`, `video_prompt`: the texts with which the processor accepts one item. `no_video`: why the
-    model takes no videos. `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the
+    model takes no videos. `video_template`: the chat template that the processor prefers for messages with
+    videos, or "". `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the
     tokens that the embeddings of an item replace.
     `indicators`: the tokens that constants of the model replace. `identity`: the processor's digest.
     """
@@ -59,6 +60,7 @@ class HostedMedia:
     video: str
     video_prompt: str
     no_video: str
+    video_template: str
     max_images: int
     embeds: tuple[str, ...]
     indicators: tuple[str, ...]
