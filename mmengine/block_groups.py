@@ -3,6 +3,8 @@ same window.
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
 request holds a block of such a group only while a later query can still see the block's keys.
+
+In a log of vLLM the groups have vLLM's order, in which any group may be the first without a window.
 """
 
 from collections.abc import Sequence
@@ -48,8 +50,14 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
     the request needs blocks for this chunk and for the window before the chunk.
     """
     count = -(-num_tokens // block_size)
-    spans = (group.window - 1 + longest_chunk for group in groups[1:])
-    return count + sum(min(count, -(-span // block_size) + 1) for span in spans)
+    spans = [group.window - 1 + longest_chunk for group in groups if group.window]
+    num_full = max(1, len(groups) - len(spans))
+    return count * num_full + sum(min(count, -(-span // block_size) + 1) for span in spans)
+
+
+def full_group(groups: Sequence[BlockGroup]) -> int:
+    """Return the index of the first group without a window; 0 if every group has one."""
+    return next((number for number, group in enumerate(groups) if not group.window), 0)
 
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:

@@ -118,10 +118,14 @@ def _block_groups(config: ModelSettings) -> Iterator[str]:
     """
     if not config.block_groups:
         return
-    problem = groups_problem(config.block_groups)
-    if problem is not None:
+    if config.compat:
+        yield (
+            f"block_groups cannot go with compat {config.compat}: vLLM's rules for several KV groups only "
+            "derive recorded logs; set no compat"
+        )
+    elif (problem := groups_problem(config.block_groups)) is not None:
         yield f"block_groups cannot be used: {problem}"
-    for name in ("compat", "num_state_slots", "lookahead_tokens", "swap_blocks", "block_store"):
+    for name in ("num_state_slots", "lookahead_tokens", "swap_blocks", "block_store"):
         if value := getattr(config, name):
             yield f"block_groups cannot go with {name} {value}, which needs one block table a row"
 

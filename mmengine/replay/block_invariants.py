@@ -90,6 +90,7 @@ def broken_windows(state: State) -> Iterator[str]:
     runs_on = state.ended[rows] == RUNS_ON
     lacks = (first > needed) & (state.in_flight[rows] == 0)
     settled = runs_on & (state.in_flight[rows] == 0) & (state.scheduled[rows] == 0)
+    settled &= not state.has_lazy_windows
     for group, place in np.argwhere(lacks | (settled & (first != needed)))[:1].tolist():
         yield (
             f"row {int(rows[place])} holds blocks from number {int(first[group, place])} on in group "
@@ -105,7 +106,7 @@ def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: 
     """
     groups, places, numbers = filled.nonzero()
     keys = state.blocks.windows.keys[tables[groups, places, numbers]]
-    contents = state.blocks.content[state.block_table[rows[places], numbers]]
+    contents = state.blocks.window_content[state.block_table[rows[places], numbers]]
     wrong = (keys != NO_CONTENT) & (contents != NO_CONTENT)
     wrong &= keys != contents * state.windows.num_groups + groups
     for place in np.flatnonzero(wrong)[:1].tolist():

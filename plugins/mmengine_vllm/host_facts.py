@@ -7,7 +7,14 @@ from msgspec.structs import replace
 from mmengine.config import EngineConfig
 from mmengine.core import first_events
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.kv_groups import KV_SPECS, described_groups
+from mmengine_vllm.kv_groups import (
+    KV_SPECS,
+    block_groups_of,
+    described_groups,
+    full_attention_group,
+    is_full_attention,
+    specs_of,
+)
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
@@ -40,15 +47,6 @@ _OF_CONFIG = (
     ),
     "async_scheduling",
 )
-
-
-def full_attention_group(scheduler: VllmObject) -> int:
-    """Return the index of the KV group whose blocks are recorded: the first group with full attention, else
-    0.
-    """
-    groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
-    kinds = [type(read(group, "kv_cache_spec")).__name__ for group in groups]
-    return next((number for number, kind in enumerate(kinds) if "FullAttention" in kind or "MLA" in kind), 0)
 
 
 def is_overlapping(scheduler: VllmObject) -> bool:
@@ -85,6 +83,7 @@ def engine_config(scheduler: VllmObject) -> EngineConfig:
         max_loras=int(adapters),
         max_waiting=NO_LIMIT,
         thrash_limit=NO_LIMIT,
+        block_groups=block_groups_of(scheduler),
         max_media_per_request=4096,
         log_sync="never",
     )
@@ -92,11 +91,12 @@ def engine_config(scheduler: VllmObject) -> EngineConfig:
 
 def not_derived(scheduler: VllmObject) -> list[str]:
     """Return short names of features that the scheduler uses but that no rule of mmengine describes."""
-    groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
+    specs = specs_of(scheduler)
     tests: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("KV connector", lambda: read(scheduler, "connector") is not None),
         ("encoder connector", lambda: read(scheduler, "ec_connector") is not None),
-        ("hybrid KV groups", lambda: len(groups) != 1),
+        ("KV groups without full attention", lambda: len(specs) == 1 and not is_full_attention(specs[0])),
+        ("hybrid KV groups", lambda: len(specs) != 1 and not block_groups_of(scheduler)),
         ("pipeline parallel", lambda: bool(read(scheduler, "use_pp"))),
         ("encoder-decoder model", lambda: bool(read(scheduler, "is_encoder_decoder"))),
         ("pooling model", lambda: read(scheduler, "vllm_config.model_config.runner_type") == "pooling"),

@@ -14,6 +14,7 @@ from mmengine.events import vocabulary as ev
 from mmengine_vllm.bases import Numbered
 from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.entries import NO_ROW, Tracked
+from mmengine_vllm.kv_groups import block_groups_of, split_blocks
 from mmengine_vllm.recorder import Recorder
 from mmengine_vllm.request_facts import queued_of
 from mmengine_vllm.vllm_object import VllmObject
@@ -95,14 +96,14 @@ class _Admissions:
 
     def __init__(self, recorder: Recorder, scheduler: VllmObject):
         self._recorder, self._blocks_of = recorder, scheduler.kv_cache_manager.get_block_ids
+        self._groups = block_groups_of(scheduler) if recorder.groups else ()
+        self._size = scheduler.block_size
         self._taken: set[int] = set()
         self._encoded: set[bytes] = set()
 
     def admitted(self, name: str, computed: int, num_tokens: int) -> ev.Admitted:
         tracked = self._recorder.requests[name]
-        blocks = self._blocks_of(name)[self._recorder.group]
-        shared = next((place for place, block in enumerate(blocks) if block not in self._taken), len(blocks))
-        self._taken.update(blocks)
+        cached, new = self._blocks(self._blocks_of(name), computed)
         encode = []
         for index, item in enumerate(tracked.media):
             if item.mm_hash in self._recorder.encoded and item.mm_hash not in self._encoded:
@@ -113,8 +114,24 @@ class _Admissions:
             name,
             tracked.row,
             num_tokens,
-            int32_bytes(blocks[:shared]),
-            int32_bytes(blocks[shared:]),
+            int32_bytes(cached),
+            int32_bytes(new),
             encode=tuple(encode),
             num_computed=computed,
         )
+
+    def _blocks(self, of_groups: tuple[list[int], ...], computed: int) -> tuple[list[int], list[int]]:
+        """Return a request's blocks as (blocks that other rows may share, other blocks). `computed`: how many
+        tokens have KV.
+        """
+        if not self._groups:
+            blocks = of_groups[self._recorder.group]
+            shared = (place for place, block in enumerate(blocks) if block not in self._taken)
+            first = next(shared, len(blocks))
+            self._taken.update(blocks)
+            return blocks[:first], blocks[first:]
+        seen = []
+        for blocks, group in zip(of_groups, self._groups, strict=True):
+            first = max(0, computed - group.window + 1) // self._size if group.window else 0
+            seen.append([0] * first + blocks[first:])
+        return split_blocks(seen, computed // self._size, self._recorder.groups)

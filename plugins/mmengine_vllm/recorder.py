@@ -27,6 +27,7 @@ from mmengine_vllm.entries import (
     Step,
     Tracked,
 )
+from mmengine_vllm.kv_groups import by_number, split_blocks
 from mmengine_vllm.request_facts import queued_of
 from mmengine_vllm.results import Tokens, ends_of, has_ended, tokens_of
 from mmengine_vllm.rows import Rows, StepRows, find_row
@@ -43,14 +44,16 @@ class UnknownCall(Exception):
 class Recorder:
     """Collects entries about one scheduler.
 
-    `group`: the KV group whose blocks are recorded. `counts_blocks`: whether entries contain the number of
+    `group`: the KV group whose blocks are recorded. `groups`: if not empty, the KV groups whose blocks are
+    recorded, the first block group of the log first. `counts_blocks`: whether entries contain the number of
     new blocks of each row, because this number does not follow from the row's tokens. `hides`: whether the
     log contains no user content.
     """
 
     def __init__(
         self, contents: PseudoIds, *, num_rows: int, block_size: int, overlaps: bool, group: int = 0,
-        counts_blocks: bool = False, hides: bool = True, has_drafts: bool = False, has_adapters: bool = False,
+        groups: tuple[int, ...] = (), counts_blocks: bool = False, hides: bool = True,
+        has_drafts: bool = False, has_adapters: bool = False,
     ):  # fmt: skip
         self.contents = contents
         self.entries: list[Stamped] = []
@@ -67,6 +70,7 @@ class Recorder:
         self.progress_ns = monotonic_ns()  # time at which a row last got a token
         self.is_paused = False
         self._size, self.overlaps, self.group, self.hides = block_size, overlaps, group, hides
+        self.groups = groups
         self._counts_blocks, self._has_drafts, self.has_adapters = counts_blocks, has_drafts, has_adapters
 
     @property
@@ -168,7 +172,10 @@ class Recorder:
         if output.total_num_scheduled_tokens - new != num_running:
             num_tokens = list(map(counts.__getitem__, running))
         group = self.group
-        blocks = [block for each in filter(None, given) for block in each[group]]
+        if self.groups:
+            blocks = by_number(filter(None, given), self.groups)
+        else:
+            blocks = [block for each in filter(None, given) for block in each[group]]
         block_counts = None
         if self._counts_blocks and blocks:
             block_counts = [0 if each is None else len(each[group]) for each in given]
@@ -199,17 +206,17 @@ class Recorder:
             tracked = self.requests[name]
             row = tracked.row = self.rows.give(name)
             rows.append(row)
-            mine = blocks[self.group]
             hits = computed // self._size
+            cached, new = split_blocks(blocks, hits, self.groups or (self.group,))
             kind = ev.AdmittedWithAdapter if tracked.has_adapter and self.has_adapters else ev.Admitted
             event = kind(
                 name,
                 row,
                 output.num_scheduled_tokens[name],
-                int32_bytes(mine[:hits]),
-                int32_bytes(mine[hits:]),
+                int32_bytes(cached),
+                int32_bytes(new),
                 encode=self._encode_of(output, name) if output.scheduled_encoder_inputs else (),
-                num_computed=ev.AS_CACHED if computed == hits * self._size else computed,
+                num_computed=ev.AS_CACHED if computed == hits * self._size and not self.groups else computed,
             )
             self._append(Admission(event, tracked))
         return rows

@@ -24,12 +24,12 @@ from mmengine_vllm.contents import PseudoIds, TokenIds
 from mmengine_vllm.host_facts import (
     VERSIONS,
     begun_midway,
-    full_attention_group,
     is_known,
     not_derived,
     started_of,
     unknown_fields,
 )
+from mmengine_vllm.kv_groups import full_attention_group, recorded_groups
 from mmengine_vllm.log_files import LogFile, LogSeries, free_folder
 from mmengine_vllm.midway import beginning_of
 from mmengine_vllm.recorder import Recorder, UnknownCall
@@ -280,6 +280,7 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
         block_size=config.block_size,
         overlaps=config.max_in_flight > 1,
         group=full_attention_group(scheduler),
+        groups=recorded_groups(config.block_groups),
         counts_blocks=bool(not_derived(scheduler)),
         hides=hides,
         has_drafts=width > 0,

@@ -41,14 +41,18 @@ def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
 
 
 def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **more):
-    """Return a scheduler of class `cls` with a KV group for full attention and, if `window` is not 0, a KV
-    group for a sliding window.
+    """Return a scheduler of class `cls` with KV groups.
+
+    `window`: the length of a sliding window, whose KV group follows a KV group for full attention; 0 for the
+    latter alone. Or a tuple with each KV group's window, where 0 stands for full attention.
     """
     block_size = config.cache_config.block_size
     plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
-    specs = [FullAttentionSpec(**plain)]
-    if window:
-        specs.append(SlidingWindowSpec(**plain, sliding_window=window))
+    windows = window if isinstance(window, tuple) else (0, window) if window else (0,)
+    specs = [
+        SlidingWindowSpec(**plain, sliding_window=each) if each else FullAttentionSpec(**plain)
+        for each in windows
+    ]
     kv = KVCacheConfig(
         num_blocks=config.cache_config.num_gpu_blocks,
         kv_cache_tensors=[],

@@ -15,6 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from mmengine.errors import LogError
 from mmengine.replay import verify
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.hosted.recorded_state import first_broken
 from mmengine_vllm import RecordingScheduler
 from mmengine_vllm.deriving.scheduler_alone import engine_config as engine_config_alone
 from mmengine_vllm.hooks import RecordsCalls
@@ -76,15 +77,45 @@ def test_a_recorded_run_verifies(tmp_path, monkeypatch, seed, settings):
     assert own.calls == report.calls and own.unfinished == report.unfinished
 
 
-@pytest.mark.parametrize("settings", [{}, {"overlaps": True}, {"drafts": 3}], ids=" ".join)
-def test_hybrid_groups_are_derived_by_the_scheduler_itself(tmp_path, monkeypatch, settings):
+@pytest.mark.parametrize("windows", [(0, 64), (20, 0, 0, 64)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"overlaps": True},
+        {"drafts": 3},
+        {"overlaps": True, "drafts": 3},
+        {"enable_prefix_caching": False},
+    ],
+    ids=" ".join,
+)
+def test_hybrid_groups_are_derived(tmp_path, monkeypatch, settings, windows):
     monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
-    _, preempted = drive(RecordingScheduler, 1, window=64, num_blocks=60, **settings)
+    _, preempted = drive(RecordingScheduler, 1, window=windows, num_blocks=30 * len(windows), **settings)
     assert preempted
-    assert "hybrid KV groups" in verify(tmp_path / "log").caveat
-    report = verify(tmp_path / "log", own="vllm")
-    assert report.divergence is None, report.divergence
-    assert report.rederived and report.calls > 200
+    for own in ("", "vllm"):
+        report = verify(tmp_path / "log", own=own)
+        assert report.divergence is None, report.divergence
+        assert report.rederived and report.calls > 200
+    assert first_broken(CheckedLog(tmp_path / "log")) is None
+
+
+def test_hybrid_groups_are_not_derived_with_hashes_of_parts_of_a_block(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    drive(RecordingScheduler, 1, steps=30, window=64, num_blocks=60, hash_block_size=8)
+    assert "do not model hash_block_size 8" in verify(tmp_path / "log").caveat
+    assert verify(tmp_path / "log", own="vllm").rederived
+
+
+def test_a_dump_of_hybrid_groups_begins_while_requests_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("MMENGINE_LOG_BYTES", "20000")
+    drive(RecordingScheduler, 1, window=(20, 0, 64), num_blocks=90, overlaps=True)
+    parts = sorted(path.parent for path in tmp_path.rglob("*.mmlog*"))
+    assert len(set(parts)) > 1
+    for part in set(parts):
+        log = CheckedLog(part)
+        assert first_broken(log) is None and log.findings.listed == []
 
 
 def test_each_scheduler_gets_a_configuration_of_its_own():

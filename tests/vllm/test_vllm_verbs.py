@@ -68,7 +68,16 @@ def test_rerun_says_why_it_refuses_an_asynchronous_recording():
     assert call_cli("log", "rerun", str(LOGS["priority"])).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "images", "vllm_032_priority", "vllm_033_async_priority"])
+def test_rerun_does_not_simulate_several_kv_groups():
+    done = call_cli("log", "rerun", str(LOGS["block_groups"]), "--simulate")
+    assert done.returncode == 6 and "vllm 0.32.0 scheduled this log with 3 KV groups" in done.stderr
+    done = call_cli("log", "rerun", str(LOGS["block_groups"]), "--set", "num_blocks=150")
+    assert done.returncode == 2 and "block_groups cannot go with compat" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["asynchronous", "block_groups", "images", "vllm_032_priority", "vllm_033_async_priority"]
+)
 def test_why_names_no_difference_in_a_log_that_verifies(name):
     for line in request_lines(LOGS[name])[::7]:
         texts = [claim.text for claim in why(LOGS[name], line.request_id)]

@@ -141,7 +141,7 @@ class Admission:
         """
         num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
-        return num_new + _num_free_hits(view, start.cached)
+        return num_new + num_free_hits(view, start.cached)
 
     # Rules that a subclass may override
 
@@ -185,7 +185,7 @@ class Admission:
         if lacking := self._num_lacking(view, req_state, start, length):
             return _take_back(view, start, lacking)
         cached = start.cached
-        revived = _num_free_hits(view, cached)
+        revived = num_free_hits(view, cached)
         num_new = blocks_held(view, start, length) - len(cached)
         new = _next_free(view, cached, revived, num_new)
         admitted = ev.Admitted(
@@ -221,7 +221,7 @@ class Admission:
         count = req_state.num_offered - len(start.cached)
         if lacking := self._num_lacking(view, req_state, start, count * view.block_size):
             return _take_back(view, start, lacking)
-        new = _next_free(view, start.cached, _num_free_hits(view, start.cached), count)
+        new = _next_free(view, start.cached, num_free_hits(view, start.cached), count)
         return decide_fetch(view, req_state, start.cached, new)
 
 
@@ -259,7 +259,7 @@ def _take_back(view: View, start: Start, num_lacking: int) -> ev.LeaseTaken | No
     return lease_to_take(view, num_lacking, start.cached) if len(view.sessions) else None
 
 
-def _num_free_hits(view: View, cached: np.ndarray) -> int:
+def num_free_hits(view: View, cached: np.ndarray) -> int:
     return int((view.blocks.references[cached] == 0).sum())
 
 

@@ -18,7 +18,7 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
     the blocks of the first block group, then of the second, and so on. `cached`: the first group's blocks
     that hold the request's prefix.
     """
-    contents = np.asarray(view.blocks.content[cached])
+    contents = np.asarray(view.blocks.window_content[cached])
     count = len(cached)
     while count:
         allowed = _with_windows(view, contents, count)

@@ -32,6 +32,7 @@ from mmengine.core.fold.steps import (
     close_step,
     land,
 )
+from mmengine.core.fold.windows import release_skipped
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, frozen
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import NO_ROW, request_of
@@ -145,6 +146,8 @@ def _apply_scheduled(state: State, event: ev.Scheduled) -> None:
     num_tokens = 1 if event.num_tokens is None else np.frombuffer(event.num_tokens, np.int32)
     if event.encode or event.evict:
         encode(state, event.encode, event.evict)
+    if state.has_lazy_windows:
+        release_skipped(state, rows)
     if event.new_blocks:
         new = np.frombuffer(event.new_blocks, np.int32)
         deal_blocks(state, rows, num_tokens, new, event.block_counts)
@@ -215,6 +218,8 @@ def _apply_preempted(state: State, event: ev.Preempted) -> None:
     if state.scheduled[event.row]:
         leave_step(state, req_state)
     if event.for_row != ev.FOR_ALL:
+        if state.has_lazy_windows:
+            release_skipped(state, np.array([event.for_row], np.intp))
         make_room(state, event)
     if state.constants.is_asynchronous and state.in_flight[event.row]:
         await_stale(state, event.row, event.request_id, drops=state.resetting)

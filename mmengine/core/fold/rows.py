@@ -7,6 +7,7 @@ import numpy as np
 from mmengine.core.executor import PADDING
 from mmengine.core.fold.media import next_media, reference_media
 from mmengine.core.fold.states import release_state
+from mmengine.core.fold.windows import fill_lazy_windows, fill_windows, release_blocks
 from mmengine.core.state.blocks import block_extras, further_blocks
 from mmengine.core.state.columns import BROKEN, LEFT, NEVER, RUNS_ON, frozen
 from mmengine.core.state.flight import Flight
@@ -90,19 +91,6 @@ def deal_blocks(
         new = state.windows.deal(owners, places, new)
     state.block_table[owners, places] = new
     state.num_blocks[rows] = held + further
-
-
-def release_windows(state: State, flight: Flight) -> None:
-    """Release the window groups' blocks that no later query of the step's rows reads. Call this function
-    after the step's tokens were applied and rejected drafts were removed.
-    """
-    rows = flight.rows
-    computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at this token
-        computed = np.minimum(computed, flight.num_computed)
-    released = state.windows.release(rows, computed)
-    if len(released):
-        state.blocks.release_shared(released)
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
@@ -195,8 +183,11 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
         contents = state.blocks.index.insert_many(blocks, state.content[rows], tokens)
         state.content[rows] = contents
         state.step_filled.append(blocks)
-        if state.num_groups > 1:
-            _fill_windows(state, state.windows.tables[:, rows, first], contents)
+        if state.has_lazy_windows:
+            for row, number in zip(rows.tolist(), first.tolist(), strict=True):
+                fill_lazy_windows(state, row, number, number + 1, {})
+        elif state.num_groups > 1:
+            fill_windows(state, state.windows.tables[:, rows, first], contents)
     for row, start, end in others:
         _fill_row_blocks(state, row, start, end)
 
@@ -210,16 +201,12 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
         extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
-        if state.num_groups > 1:
+        if state.has_lazy_windows:
+            fill_lazy_windows(state, row, first, last, extras)
+        elif state.num_groups > 1:
             contents = state.blocks.content[blocks]
-            _fill_windows(state, state.windows.tables[:, row, first:last].copy(), contents)
+            fill_windows(state, state.windows.tables[:, row, first:last].copy(), contents)
     state.step_filled.append(blocks)
-
-
-def _fill_windows(state: State, blocks: np.ndarray, contents: np.ndarray) -> None:
-    """Record the contents of the window groups' blocks, int32 [group, n]; 0 stands for a released block."""
-    state.blocks.windows.insert(blocks, contents)
-    state.step_filled.append(blocks[blocks != 0])
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
@@ -327,10 +314,7 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
     """Release the row's blocks, its state slot, its adapter, and the encoder outputs `keys`."""
     for key in keys:
         state.encoder.release(key)
-    state.blocks.release(state.block_table[row, : state.num_blocks[row]])
-    if state.num_groups > 1:
-        state.blocks.release(state.windows.held_by(row, state.num_blocks[row]))
-        state.windows.clear_row(row, state.num_blocks[row])
+    release_blocks(state, row)
     if state.config.num_state_slots:
         release_state(state, row)
     state.adapters.release(row)

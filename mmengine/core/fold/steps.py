@@ -14,12 +14,12 @@ from mmengine.core.fold.rows import (
     fill_with_result,
     free_rows_left,
     put_drafts,
-    release_windows,
     take_drafts,
     take_runs,
     weigh_drafts,
 )
 from mmengine.core.fold.states import pass_kept
+from mmengine.core.fold.windows import release_windows
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.overlap import draft_level_after
@@ -125,7 +125,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         done = state.release_at[rows] <= computed
         for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
             release_media(state, row, reached)
-    if state.num_groups > 1:
+    if state.num_groups > 1 and not state.has_lazy_windows:
         release_windows(state, flight)
     if state.suspects:
         for row in sampled[state.ended[sampled] < BROKEN].tolist():

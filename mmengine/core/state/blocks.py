@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import ReadOnlyArray, RowColumns
 from mmengine.core.state.free_list import FreeList
+from mmengine.core.state.lazy_windows import LazyWindowIndex
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.core.state.window_blocks import WindowIndex
 from mmengine.events.vocabulary import Admitted
@@ -27,16 +28,29 @@ class BlockPool:
 
     `num_blocks` includes block 0, which no request gets because batches are padded with it. `content_width`:
     how many tokens determine a block's content. `num_windows`: how many block groups have a window.
+    `is_lazy`: whether blocks of these groups are found by vLLM's rules (lazy_windows.py).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, content_width: int, num_windows: int = 0):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        content_width: int,
+        num_windows: int = 0,
+        *,
+        is_lazy: bool = False,
+    ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = np.zeros(num_blocks, np.int32)
         self.free_list = FreeList(num_blocks)
         self.index = PrefixIndex(num_blocks, content_width)
-        self.windows = WindowIndex(num_blocks, num_windows)
+        self.windows = (LazyWindowIndex if is_lazy else WindowIndex)(num_blocks, num_windows)
         self.content, self.find_first = self.index.content, self.index.find_first
+        # For each block of the first group, the number by which `find_windows` finds blocks of other groups.
+        self.window_content = self.content
+        if is_lazy and num_windows:
+            self.window_content = np.zeros(num_blocks, np.int64)
         self.find_windows = self.windows.find
         self.peek = self.free_list.peek
 
@@ -69,12 +83,28 @@ class BlockPool:
         freed = blocks[self.references[blocks] == 0]
         self._free(freed[np.sort(np.unique(freed, return_index=True)[1])])
 
-    def _free(self, freed: np.ndarray) -> None:
-        cached = self.index.content[freed] != NO_CONTENT
+    def _is_cached(self, blocks: np.ndarray) -> np.ndarray:
+        cached: np.ndarray = self.index.content[blocks] != NO_CONTENT
         if self.windows.num_groups:
-            cached |= self.windows.keys[freed] != NO_CONTENT
+            cached |= self.windows.keys[blocks] != NO_CONTENT
+        return cached
+
+    def _free(self, freed: np.ndarray) -> None:
+        cached = self._is_cached(freed)
         self.free_list.give_front(freed[~cached])
         self.free_list.give_back(freed[cached][::-1])
+
+    def order_after_release(self, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the blocks that become free if `release` is called for each group in turn, as (before the
+        free blocks, behind the free blocks). Both are in the order in which requests get the blocks.
+        """
+        front, back = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+        for blocks in groups:
+            freed = blocks[self.references[blocks] == 1]
+            cached = self._is_cached(freed)
+            front.insert(0, freed[~cached][::-1])
+            back.append(freed[cached][::-1])
+        return np.concatenate(front), np.concatenate(back)
 
     def forget(self, blocks: np.ndarray) -> None:
         """Forget these blocks' contents."""

@@ -52,3 +52,5 @@ class Flight:
     num_drafts: np.ndarray | None = None
     part_of: str = ""  # the request for whose item the step computes a part, or ""
     kept: list[np.ndarray] = field(default_factory=list)  # kept states, as in `step_kept`
+    # int32, number of tokens that the step computes for each of `rows`, by vLLM's rules for block groups
+    num_scheduled: np.ndarray | None = None

@@ -141,6 +141,7 @@ class FlightView(ReadOnly):
     rows: ReadOnlyArray
     sampled: ReadOnlyArray
     draft_level: int
+    num_scheduled: ReadOnlyArray | None
 
 
 class GoodputView(ReadOnly):
@@ -168,6 +169,8 @@ class BlocksView(ReadOnly):
     peek: Callable[[int], np.ndarray]
     find_first: Callable[[np.ndarray, dict[int, bytes]], np.ndarray]
     find_windows: Callable[[np.ndarray], np.ndarray]
+    window_content: ReadOnlyArray
+    order_after_release: Callable[[list[np.ndarray]], tuple[np.ndarray, np.ndarray]]
 
 
 class WindowsView(ReadOnly):
@@ -175,7 +178,12 @@ class WindowsView(ReadOnly):
 
     num_groups: int
     tables: ReadOnlyArray
+    release_at: ReadOnlyArray
+    order: ReadOnlyArray
+    windows: ReadOnlyArray
     first_needed: Callable[[np.ndarray | int], np.ndarray]
+    skipped: Callable[[int, int], list[np.ndarray]]
+    in_settings_order: Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
 
 
 class EncoderCacheView(ReadOnly):

@@ -89,8 +89,8 @@ class State(Columns[np.ndarray]):
         self.num_preempted = 0
         self.num_groups = config.num_groups
         self.windows = WindowTables(config, num_blocks)
-        num_windows = self.windows.num_groups
-        self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width, num_windows)
+        num_windows, width, lazy = self.windows.num_groups, self.content_width, self.has_lazy_windows
+        self.blocks = BlockPool(config.num_blocks, config.block_size, width, num_windows, is_lazy=lazy)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.part: Part | None = None  # the part that was scheduled last, of the item that is being encoded
         self.num_large = 0  # number of requests with an item that needs more work than one step may do
@@ -125,6 +125,11 @@ class State(Columns[np.ndarray]):
         self.history = History()
         self.checkpointed_step = 0  # number of the step of the last CHECKPOINT
         self.reset_step()
+
+    @property
+    def has_lazy_windows(self) -> bool:
+        """Return whether vLLM's rules for block groups apply (lazy_windows.py)."""
+        return self.num_groups > 1 and bool(self.config.compat)
 
     def reset_step(self) -> None:
         """Reset the open step's budgets and lists."""
@@ -254,4 +259,5 @@ class State(Columns[np.ndarray]):
             self.step_swapped,
             part_of=self.step_part.request_id if self.step_part is not None else "",
             kept=self.step_kept,
+            num_scheduled=self.scheduled[self.step_rows] if overlaps and self.has_lazy_windows else None,
         )

@@ -38,6 +38,7 @@ class View(Columns[ReadOnlyArray], RunningView):
     block_size: int
     content_width: int
     num_groups: int
+    has_lazy_windows: bool
     free_rows: Sequence[int]
     requests: Mapping[str, RequestView]
     waiting: Sequence[RequestView]

@@ -11,12 +11,14 @@ from itertools import repeat
 
 import numpy as np
 
+from mmengine.block_groups import full_group
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import NEVER
 from mmengine.core.state.prefix_index import NO_BLOCK, NO_CONTENT
 from mmengine.ragged import counting
 
 _NO_BLOCKS = np.zeros(0, np.int32)
+_NO_WINDOW = 2**24  # A window that is longer than each request.
 
 
 class WindowIndex:
@@ -81,13 +83,17 @@ class WindowTables:
     `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
     [group, row], the first number that the row holds. In all groups, the last number equals the first group's
     last number. `release_at`: int32 [row], the number of computed tokens at which the row can next release
-    blocks.
+    blocks. `order`: the place of each group in the settings, in the order first group, groups of these
+    tables. vLLM gives and frees blocks in the order of the settings.
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):
-        groups, rows = config.block_groups[1:], config.num_rows
+        first, rows = full_group(config.block_groups), config.num_rows
+        others = [number for number in range(len(config.block_groups)) if number != first]
+        self.order = np.array([first, *others], np.intp)
+        groups = [config.block_groups[number] for number in others]
         self.num_groups, self._size = len(groups), config.block_size
-        self.windows = np.array([group.window for group in groups], np.int64)[:, None]
+        self.windows = np.array([group.window or _NO_WINDOW for group in groups], np.int64)[:, None]
         self.tables = np.zeros((len(groups), rows, num_numbers if groups else 0), np.int32)
         self.first_held = np.zeros((len(groups), rows), np.int32)
         self.release_at = np.full(rows if groups else 0, NEVER, np.int32)
@@ -146,6 +152,22 @@ class WindowTables:
         self.first_held[:, rows] = held + counts.reshape(held.shape)
         self._set_release_at(rows)
         return blocks
+
+    def skipped(self, row: int, num_computed: int) -> list[np.ndarray]:
+        """Return the blocks that `release` would take from the row, int32, for each group."""
+        first = self.first_needed(num_computed)[:, 0].tolist()
+        held = self.first_held[:, row].tolist()
+        return [table[row, a:b].copy() for table, a, b in zip(self.tables, held, first, strict=True)]
+
+    def by_group(self, row: int, num_numbers: int) -> list[np.ndarray]:
+        """Return the row's blocks, int32, for each group. `num_numbers`: as in `held_by`."""
+        held = self.first_held[:, row].tolist()
+        return [table[row, first:num_numbers].copy() for table, first in zip(self.tables, held, strict=True)]
+
+    def in_settings_order(self, first: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the blocks of all groups in the order of the groups in the settings."""
+        blocks = [first, *others]
+        return [blocks[place] for place in np.argsort(self.order).tolist()]
 
     def held_by(self, row: int, num_numbers: int) -> np.ndarray:
         """Return the row's blocks, int32: the blocks of the first window group, then of the second, and so

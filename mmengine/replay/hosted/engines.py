@@ -18,7 +18,7 @@ Ended = ev.Finished | ev.Preempted
 PLUGIN = "mmengine_vllm"
 # Features that mmengine's copy of vLLM's rules does not model. With these features, vLLM's own scheduler can
 # still derive the decisions without vLLM's workers.
-_DERIVED_BY_HOST = {"hybrid KV groups"}
+_DERIVED_BY_HOST = {"hybrid KV groups", "KV groups without full attention"}
 
 
 class HostEngine(Protocol):

@@ -168,7 +168,7 @@ class DerivedOutcome:
         state, found = self._state, Outcome(self._preempted)
         for row in state.step_rows.tolist():
             req_state = state.requests_by_row[row]
-            name, blocks = req_state.request.request_id, state.block_table[row, : state.num_blocks[row]]
+            name = req_state.request.request_id
             found.rows.append((name, int(state.scheduled[row])))
             is_admitted = req_state.admitted_step == state.step
             if state.scheduled_drafts[row] and not is_admitted:
@@ -176,9 +176,9 @@ class DerivedOutcome:
             if is_admitted:
                 found.admitted.append(name)
                 found.computed[name] = int(state.num_computed[row] - state.scheduled[row])
-                found.tables[name] = blocks.tolist()
+                found.tables[name] = self._table(row, found.computed[name] // state.block_size)
             else:
-                found.blocks += blocks[self._held[row] :].tolist()
+                found.blocks += self._blocks_from(row, int(self._held[row]))
         names = {name for name, _ in found.rows}
         found.encoded = [
             (request.request_id, index)
@@ -186,6 +186,23 @@ class DerivedOutcome:
             if request.request_id in names
         ]
         found.evicted = sorted(state.step_evicted)
+        return found
+
+    def _table(self, row: int, num_hits: int) -> list[int]:
+        """Return an admitted row's blocks in ADMITTED's order: the prefix hits of each group, then the other
+        blocks.
+        """
+        state, hits = self._state, self._state.block_table[row, :num_hits].tolist()
+        for blocks in state.windows.by_group(row, num_hits):
+            hits += blocks.tolist()
+        return hits + self._blocks_from(row, num_hits)
+
+    def _blocks_from(self, row: int, first: int) -> list[int]:
+        """Return a row's blocks from the number `first` on, one block of each group for each number."""
+        state, numbers = self._state, slice(first, int(self._state.num_blocks[row]))
+        tables = [state.block_table[row, numbers]]
+        tables += [table[row, numbers] for table in state.windows.tables]
+        found: list[int] = np.stack(tables, axis=1).ravel().tolist()
         return found
 
 

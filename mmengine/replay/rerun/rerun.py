@@ -137,6 +137,11 @@ def _simulable(script: Script, started: ev.Started) -> tuple[Script, list[str]]:
             f"{script.config.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where "
             "each result is known before the next call, so the estimate would be of another schedule"
         )
+    if started.host and script.config.block_groups:
+        raise NoPrediction(
+            f"{started.host} scheduled this log with {script.config.num_groups} KV groups; rerun does not "
+            "simulate its rules for several KV groups, so the estimate would be of another schedule"
+        )
     script, notes = complete_script(script)
     if started.decision_version != DECISION_VERSION:
         notes.append(

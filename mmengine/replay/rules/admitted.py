@@ -104,7 +104,8 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
 def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int) -> str | None:
     """Return a text that says why the blocks do not form a table for each block group, or None if they do."""
     size, groups = state.block_size, state.num_groups
-    if not 0 <= start < state.block_table.shape[1] * size or start % size:
+    is_whole = not start % size or not state.constants.knows_contents
+    if not 0 <= start < state.block_table.shape[1] * size or not is_whole:
         return f"{start} computed tokens, which are not whole blocks in a row's table"
     hits = start // size
     expected = hits * groups - int(state.windows.first_needed(start).sum())
@@ -120,10 +121,12 @@ def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: in
     """Check that the contents of the prefix hits in groups with a window equal those of the hits in the first
     group. `start`: the number of tokens in the first group's hits.
     """
+    if not state.constants.knows_contents:
+        return
     hits = place = start // state.block_size
     first = state.windows.first_needed(start)[:, 0].tolist()
     low = min(first)
-    found = state.blocks.find_windows(state.blocks.content[cached[low:hits]])
+    found = state.blocks.find_windows(state.blocks.window_content[cached[low:hits]])
     for group, number in enumerate(first):
         own = cached[place : place + hits - number]
         place += len(own)

@@ -46,8 +46,11 @@ def check_token_budget(state: State, num_tokens: int) -> Rules:
         yield BrokenRule("budgets", text, total, limit)
 
 
-def check_new_blocks(state: State, new: np.ndarray) -> Rules:
-    held = state.blocks.references[new]
+def check_new_blocks(state: State, new: np.ndarray, references: np.ndarray | None = None) -> Rules:
+    """Check that new blocks are free, and that each is taken once. `references`: the reference count of each
+    block; None: as in the state.
+    """
+    held = (state.blocks.references if references is None else references)[new]
     if held.any():
         place = int((held != 0).argmax())
         block, count = int(new[place]), int(held[place])

@@ -4,6 +4,7 @@ import numpy as np
 
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import LEFT, NEVER
+from mmengine.core.state.lazy_windows import settled_tokens
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.replay.findings import BrokenRule
@@ -141,4 +142,17 @@ def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndar
     elif needed and not len(new):
         text = f"step {state.step} gives its rows no new blocks, but their tokens need {needed}"
         yield BrokenRule("computed", text, 0, needed)
-    yield from check_new_blocks(state, new)
+    if state.has_lazy_windows and len(new):
+        yield from check_new_blocks(state, new, _references_left(state, rows))
+    else:
+        yield from check_new_blocks(state, new)
+
+
+def _references_left(state: State, rows: np.ndarray) -> np.ndarray:
+    """Return each block's reference count after the rows have freed the blocks before their windows."""
+    references, settled = state.blocks.references.copy(), settled_tokens(state, rows)
+    for row, computed in zip(rows.tolist(), settled.tolist(), strict=True):
+        if computed >= state.windows.release_at[row]:
+            for blocks in state.windows.skipped(row, computed):
+                references[blocks] -= 1
+    return references

@@ -24,7 +24,8 @@ from mmengine_vllm.batches import events_of
 from mmengine_vllm.contents import TokenIds
 from mmengine_vllm.deriving import scheduler_alone
 from mmengine_vllm.deriving.settings import check_version, settings_of
-from mmengine_vllm.host_facts import full_attention_group, not_derived
+from mmengine_vllm.host_facts import not_derived
+from mmengine_vllm.kv_groups import full_attention_group, recorded_groups
 from mmengine_vllm.recorder import Recorder
 from mmengine_vllm.vllm_object import VllmObject
 
@@ -83,6 +84,7 @@ class OwnScheduler:
             block_size=config.block_size,
             overlaps=config.max_in_flight > 1,
             group=full_attention_group(self.scheduler),
+            groups=recorded_groups(config.block_groups),
             counts_blocks=bool(not_derived(self.scheduler)),
             has_drafts=config.num_draft_tokens > 0,
             has_adapters=config.max_loras > 0,

@@ -36,7 +36,7 @@ MODEL = {
 # Settings for the scheduler alone, which EngineArgs does not take.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
-    "recorded_group",
+    "recorded_groups",
 )
 
 

@@ -175,12 +175,15 @@ class BlockTables:
         return None
 
 
-def decisions(output, group):
+def decisions(output, groups, block_size=1):
     """Return a call's decisions as plain values. Running requests come before admitted requests.
 
     "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
-    ids of admitted requests. "blocks": new block ids of running requests, request by request. Block ids are
-    from the KV group `group`.
+    ids of admitted requests. "blocks": new block ids of running requests, request by request.
+
+    `groups`: the KV groups whose block ids are returned, in the order of the log. If there are several, the
+    blocks of prefix hits come first, group by group. Then follows one block of each group for a request's
+    first block number, then for the next. `block_size`: tokens in a block.
     """
     cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
     known = {each.req_id: (each.num_computed_tokens, each.block_ids) for each in output.scheduled_new_reqs}
@@ -189,7 +192,7 @@ def decisions(output, group):
         if name in cached.resumed_req_ids:
             known[name] = cached.num_computed_tokens[place], cached.new_block_ids[place]
         elif cached.new_block_ids[place] is not None:
-            blocks += cached.new_block_ids[place][group]
+            blocks += by_number(cached.new_block_ids[place], groups)
     names = list(output.num_scheduled_tokens)
     admitted = [name for name in names if name in known]
     encoded = output.scheduled_encoder_inputs
@@ -200,10 +203,24 @@ def decisions(output, group):
         "computed": {name: known[name][0] for name in admitted},
         "drafts": {name: len(drafts[name]) for name in names if name not in known and drafts.get(name)},
         "encoded": [(name, index) for name in names for index in encoded.get(name, ())],
-        "tables": {name: list(known[name][1][group]) for name in admitted},
+        "tables": {name: table_of(*known[name], groups, block_size) for name in admitted},
         "blocks": blocks,
         "evicted": sorted(output.free_encoder_mm_hashes),
     }
+
+
+def by_number(blocks, groups):
+    """Return a request's new blocks: one block of each of the groups for the first block number, then for the
+    next.
+    """
+    return [block for number in zip(*(blocks[group] for group in groups), strict=True) for block in number]
+
+
+def table_of(computed, blocks, groups, block_size):
+    """Return the block ids of an admitted request whose first `computed` tokens are prefix hits."""
+    hits = computed // block_size
+    cached = [block for group in groups for block in blocks[group][:hits] if block]
+    return cached + by_number([of_group[hits:] for of_group in blocks], groups)
 
 
 def fault_of(cls, settings, requests, events, answers, check):
@@ -232,7 +249,8 @@ def fault_of(cls, settings, requests, events, answers, check):
             elif kind == "blocks":
                 text = tables.taken_twice(output)
             elif kind == "decision" and number == expected[0]:
-                found = decisions(output, settings.get("recorded_group", 0))[expected[1]]
+                groups = settings.get("recorded_groups", (0,))
+                found = decisions(output, groups, settings["block_size"])[expected[1]]
                 text = None if found == expected[2] else f"{expected[1]} is {found}, not {expected[2]}"
             if text is not None:
                 return f"call {number}: {text}"

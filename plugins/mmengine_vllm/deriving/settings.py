@@ -3,7 +3,7 @@
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.kv_groups import KV_SPECS, groups_of
+from mmengine_vllm.kv_groups import KV_SPECS, groups_of, recorded_groups
 from mmengine_vllm.vllm_object import VllmObject
 
 
@@ -36,7 +36,8 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
         settings |= {"enable_lora": True, "max_loras": config.max_loras}
     if KV_SPECS in facts:
         settings["kv_groups"] = groups_of(facts[KV_SPECS])
-        settings["recorded_group"] = _number(facts, "recorded_kv_group", 0, prefix="")
+        first = _number(facts, "recorded_kv_group", 0, prefix="")
+        settings["recorded_groups"] = recorded_groups(config.block_groups) or (first,)
     return settings
 
 

@@ -14,10 +14,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
-from mmengine.core.decide.admission import Admission, AdmissionDecision, MayStart
+from mmengine.core.decide.admission import Admission, AdmissionDecision, MayStart, num_free_hits
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.running import RunningRows, Wanted, preempt, with_drafts
 from mmengine.core.decide.scheduler import Scheduler
+from mmengine.core.decide.start import Start
+from mmengine.core.decide.vllm.block_groups import (
+    active_rows,
+    blocks_of_row,
+    num_new_blocks,
+    with_blocks_by_number,
+)
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
@@ -101,6 +108,19 @@ class VllmAdmission(Admission):
         )
         return num_drafts if (ran or num_computed) and decodes else 0
 
+    def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
+        if not view.has_lazy_windows:
+            return super().blocks_wanted(view, req_state, start, length)
+        return num_new_blocks(view, req_state, start, length) + num_free_hits(view, start.cached)
+
+    def _admission(
+        self, view: View, req_state: RequestView, start: Start, length: int, draft: EncoderDraft
+    ) -> ev.Admitted | ev.LeaseTaken | None:
+        decision = super()._admission(view, req_state, start, length, draft)
+        if view.has_lazy_windows and isinstance(decision, ev.Admitted):
+            return with_blocks_by_number(view, decision)
+        return decision
+
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
         """Return how many blocks the prompt needs, without the drafter's lookahead."""
         return -(-len(req_state.tokens) // view.block_size)
@@ -146,11 +166,39 @@ class VllmRunningRows(RunningRows):
         after the preemption.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
-        row = int(wanted.rows[short[lacking]])
-        undecided = view.running[view.num_decided :]
-        place = undecided.tolist().index(row)
         if short[lacking]:
-            return self.scheduled(view, self.wanted_by(view, undecided[:place]), int(further[:lacking].sum()))
+            before = self._wanted_before(view, int(wanted.rows[short[lacking]]))
+            return self.scheduled(view, before, int(further[:lacking].sum()))
+        return self._make_room(view, wanted)
+
+    def schedule(
+        self, view: View, rows: ReadOnlyArray
+    ) -> ev.Preempted | ev.Scheduled | ev.Evicted | ev.LeaseTaken | None:
+        wanted = self.wanted_by(view, rows) if view.has_lazy_windows else None
+        if wanted is None or not len(wanted.rows):
+            return super().schedule(view, rows)
+        active, further = active_rows(view, wanted)
+        if not len(active):
+            return self.scheduled(view, wanted, 0)
+        row, count = int(wanted.rows[active[0]]), int(further[active[0]])
+        blocks = blocks_of_row(view, row, count)
+        if blocks is None and not active[0]:
+            return self._make_room(view, wanted)
+        if blocks is None:
+            return self.scheduled(view, self._wanted_before(view, row), 0)
+        if len(active) > 1:
+            wanted = self._wanted_before(view, int(wanted.rows[active[1]]))
+        return replace(self.scheduled(view, wanted, 0), new_blocks=blocks.tobytes())
+
+    def _wanted_before(self, view: View, row: int) -> Wanted:
+        """Return the tokens of the undecided rows before `row`."""
+        undecided = view.running[view.num_decided :]
+        return self.wanted_by(view, undecided[: undecided.tolist().index(row)])
+
+    def _make_room(self, view: View, wanted: Wanted) -> ev.Preempted | ev.Evicted:
+        """Return the next event that frees blocks for the first wanted row."""
+        row, undecided = int(wanted.rows[0]), view.running[view.num_decided :]
+        place = undecided.tolist().index(row)
         draft, victim = self.wanted_by(view, undecided[: place + 1]).draft, view.policy.victim(view)
         left_behind = draft.left_behind(given_up=victim == row) if draft else None
         return left_behind or preempt(view, row, int(wanted.tokens[0]))
