@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from mmengine.checkpoint.gguf.config import GEMMA3
 from mmengine.checkpoint.gguf.container import Container
-from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
+from mmengine.checkpoint.gguf.projector import Json
+from mmengine.checkpoint.gguf.siglip import PARTS, SiglipProjector
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
@@ -25,41 +26,18 @@ _PLACES = {  # GGUF name -> transformers name.
     "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
     "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
 }
-_PARTS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
 _LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma3Projector(Projector):
+class Gemma3Projector(SiglipProjector):
     """A projector for Gemma 3: a SigLIP tower, a pooling over squares of patches, a norm and a matrix."""
 
     kind = GEMMA3
 
     def model_config(self, text: Json, container: Container) -> Json:
         self.check_tensors()
-        fields = self.fields()
-        hidden = fields.integer("embedding_length", 1, MAX_SIZE)
-        vision = {
-            "model_type": "siglip_vision_model",
-            "num_hidden_layers": fields.integer("block_count", 1, 1024),
-            "hidden_size": hidden,
-            "intermediate_size": self.intermediate_size(hidden),
-            "num_attention_heads": fields.integer("attention.head_count", 1, 1024),
-            "image_size": self._image_size(),
-            "patch_size": fields.integer("patch_size", 1, 256),
-            "layer_norm_eps": fields.number("attention.layer_norm_epsilon", 1e-6),
-            "hidden_act": "gelu_pytorch_tanh",
-            "vision_use_head": False,
-        }
+        vision = {"model_type": "siglip_vision_model", **self.tower_config(), "vision_use_head": False}
         return {
             "architectures": ["Gemma3ForConditionalGeneration"],
             "model_type": "gemma3",
@@ -73,7 +51,7 @@ class Gemma3Projector(Projector):
         }
 
     def settings(self) -> dict[str, Json]:
-        side = self._image_size()
+        side = self.image_size()
         image = {
             **self.normalisation(),
             "image_processor_type": "Gemma3ImageProcessor",
@@ -97,7 +75,7 @@ class Gemma3Projector(Projector):
         if (found := _LAYER.fullmatch(stored)) is None:
             return _PLACES.get(stored, stored)
         layer, part, kind = found.groups()
-        name = _PARTS.get(self.part_of_layer(part))
+        name = PARTS.get(self.part_of_layer(part))
         return f"vision_tower.encoder.layers.{layer}.{name}.{kind}" if name else stored
 
     def text_name(self, name: str) -> str:
@@ -105,18 +83,15 @@ class Gemma3Projector(Projector):
 
     def tensors(self) -> dict[str, GGUFEntry]:
         """Return every tensor by its transformers name. The projector's norm is stored with 1 added."""
-        found = Projector.tensors(self)
+        found = SiglipProjector.tensors(self)
         norm = _PLACES["mm.soft_emb_norm.weight"]
         if norm in found:
             found[norm] = replace(found[norm], adjust="less one")
         return found
 
-    def _image_size(self) -> int:
-        return self.fields().integer("image_size", 1, 4096)
-
     def _num_tokens(self) -> int:
         """Return the number of an image's embeddings. Raises ModelError if squares do not cover the image."""
-        fields, side = self.fields(), self._image_size()
+        fields, side = self.fields(), self.image_size()
         patch, pooled = (
             fields.integer("patch_size", 1, 256),
             fields.integer("projector.scale_factor", 1, 64, POOLED),

@@ -5,32 +5,23 @@ from dataclasses import dataclass
 
 from mmengine.checkpoint.gguf.config import IDEFICS3
 from mmengine.checkpoint.gguf.container import Container
-from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
+from mmengine.checkpoint.gguf.projector import Json
+from mmengine.checkpoint.gguf.siglip import EPS, PARTS, SiglipProjector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
-EPS, WRITTEN_EPS = 1e-6, 1e-5  # transformers' default epsilon, and the converter's default.
+WRITTEN_EPS = 1e-5  # The converter's default epsilon.
 _PLACES = {
     "v.patch_embd": "vision_model.embeddings.patch_embedding",
     "v.position_embd": "vision_model.embeddings.position_embedding",
     "v.post_ln": "vision_model.post_layernorm",
     "mm.model.fc": "connector.modality_projection.proj",
 }
-_PARTS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
 _STORED = re.compile(r"(?:v\.blk\.(\d+)\.(\w+)|([\w.]+))\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class SmolVLMProjector(Projector):
+class SmolVLMProjector(SiglipProjector):
     """A projector for SmolVLM2."""
 
     kind = IDEFICS3
@@ -38,18 +29,9 @@ class SmolVLMProjector(Projector):
     def model_config(self, text: Json, container: Container) -> Json:
         self.check_tensors()
         fields = self.fields()
-        hidden = fields.integer("embedding_length", 1, MAX_SIZE)
-        vision = {
-            "model_type": "smolvlm_vision",
-            "num_hidden_layers": fields.integer("block_count", 1, 1024),
-            "hidden_size": hidden,
-            "intermediate_size": self.intermediate_size(hidden),
-            "num_attention_heads": fields.integer("attention.head_count", 1, 1024),
-            "image_size": self._image_size(),
-            "patch_size": fields.integer("patch_size", 1, 256),
-            "layer_norm_eps": EPS if self._has_written_eps() else self._eps(),
-            "hidden_act": "gelu_pytorch_tanh",
-        }
+        vision = {"model_type": "smolvlm_vision", **self.tower_config()}
+        if self._has_written_eps():
+            vision["layer_norm_eps"] = EPS
         return {
             "architectures": ["SmolVLMForConditionalGeneration"],
             "model_type": "smolvlm",
@@ -61,8 +43,8 @@ class SmolVLMProjector(Projector):
         }
 
     def settings(self) -> dict[str, Json]:
-        side = {"longest_edge": self._image_size()}
-        edge = self.fields().integer("preproc_image_size", 1, 4096, TILES * self._image_size())
+        side = {"longest_edge": self.image_size()}
+        edge = self.fields().integer("preproc_image_size", 1, 4096, TILES * self.image_size())
         sampling = {"fps": VIDEO_FPS, "max_frames": VIDEO_FRAMES, "video_size": side}
         found = {**self.normalisation(), "max_image_size": side, "size": {"longest_edge": edge}}
         return {"preprocessor_config.json": {**found, "video_sampling": sampling}}
@@ -79,21 +61,15 @@ class SmolVLMProjector(Projector):
         if layer is None:
             name = _PLACES.get(place)
         else:
-            part = _PARTS.get(self.part_of_layer(part))
+            part = PARTS.get(self.part_of_layer(part))
             name = part and f"vision_model.encoder.layers.{layer}.{part}"
         return stored if name is None else f"model.{name}.{kind}"
 
     def text_name(self, name: str) -> str:
         return name.replace("model.", "model.text_model.", 1) if name.startswith("model.") else name
 
-    def _image_size(self) -> int:
-        return self.fields().integer("image_size", 1, 4096)
-
-    def _eps(self) -> float:
-        return self.fields().number("attention.layer_norm_epsilon", EPS)
-
     def _has_written_eps(self) -> bool:
         """Return whether the file's epsilon is the value that the converter writes if a model states no
         epsilon.
         """
-        return abs(self._eps() / WRITTEN_EPS - 1) < 0.01
+        return abs(self.eps() / WRITTEN_EPS - 1) < 0.01
