@@ -167,7 +167,8 @@ def main(
         compare_images(rows, folder, pictures, theirs)
     tables = [rows.table, target_table([Target("Largest difference", rows.largest, CLOSE, most=True)])]
     rows.table.notes.append(
-        f"All models have tiny random weights. sentence-transformers {theirs['version']}."
+        "The text models have tiny random weights. The image models have the included checkpoint's weights. "
+        f"sentence-transformers {theirs['version']}."
     )
     lines = machine_lines(1)
     show(tables, lines)
