@@ -1,12 +1,12 @@
 """Reads the projector of a Gemma 3 model. transformers' modules serve this family."""
 
-import re
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from mmengine.checkpoint.gguf.config import GEMMA3
 from mmengine.checkpoint.gguf.container import Container
 from mmengine.checkpoint.gguf.projector import Json
-from mmengine.checkpoint.gguf.siglip import PARTS, SiglipProjector
+from mmengine.checkpoint.gguf.siglip import SiglipProjector
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
@@ -17,16 +17,9 @@ SPECIAL = {
     "eoi_token": "<end_of_image>",
 }
 POOLED = 4  # The default number of patches along each side of a square that becomes one embedding.
-_PLACES = {  # GGUF name -> transformers name.
-    "v.patch_embd.weight": "vision_tower.embeddings.patch_embedding.weight",
-    "v.patch_embd.bias": "vision_tower.embeddings.patch_embedding.bias",
-    "v.position_embd.weight": "vision_tower.embeddings.position_embedding.weight",
-    "v.post_ln.weight": "vision_tower.post_layernorm.weight",
-    "v.post_ln.bias": "vision_tower.post_layernorm.bias",
-    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
-    "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
-}
-_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+# transformers' name for the projector's matrix has no ending.
+_MATRIX = {"mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight"}
+_NORM = "mm.soft_emb_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +27,13 @@ class Gemma3Projector(SiglipProjector):
     """A projector for Gemma 3: a SigLIP tower, a pooling over squares of patches, a norm and a matrix."""
 
     kind = GEMMA3
+    layers = "vision_tower.encoder.layers"
+    places: ClassVar[dict[str, str]] = {
+        "v.patch_embd": "vision_tower.embeddings.patch_embedding",
+        "v.position_embd": "vision_tower.embeddings.position_embedding",
+        "v.post_ln": "vision_tower.post_layernorm",
+        _NORM: "multi_modal_projector.mm_soft_emb_norm",
+    }
 
     def model_config(self, text: Json, container: Container) -> Json:
         self.check_tensors()
@@ -72,11 +72,7 @@ class Gemma3Projector(SiglipProjector):
         return f"projector {self.path.name}: an image becomes {self._num_tokens()} tokens"
 
     def name_of(self, stored: str) -> str:
-        if (found := _LAYER.fullmatch(stored)) is None:
-            return _PLACES.get(stored, stored)
-        layer, part, kind = found.groups()
-        name = PARTS.get(self.part_of_layer(part))
-        return f"vision_tower.encoder.layers.{layer}.{name}.{kind}" if name else stored
+        return _MATRIX.get(stored) or SiglipProjector.name_of(self, stored)
 
     def text_name(self, name: str) -> str:
         return f"language_model.{name}"
@@ -84,7 +80,7 @@ class Gemma3Projector(SiglipProjector):
     def tensors(self) -> dict[str, GGUFEntry]:
         """Return every tensor by its transformers name. The projector's norm is stored with 1 added."""
         found = SiglipProjector.tensors(self)
-        norm = _PLACES["mm.soft_emb_norm.weight"]
+        norm = f"{self.places[_NORM]}.weight"
         if norm in found:
             found[norm] = replace(found[norm], adjust="less one")
         return found
@@ -92,10 +88,8 @@ class Gemma3Projector(SiglipProjector):
     def _num_tokens(self) -> int:
         """Return the number of an image's embeddings. Raises ModelError if squares do not cover the image."""
         fields, side = self.fields(), self.image_size()
-        patch, pooled = (
-            fields.integer("patch_size", 1, 256),
-            fields.integer("projector.scale_factor", 1, 64, POOLED),
-        )
+        patch = fields.integer("patch_size", 1, 256)
+        pooled = fields.integer("projector.scale_factor", 1, 64, POOLED)
         if side % (patch * pooled):
             fields.fail(f"{fields.prefix}image_size is {side}, not a multiple of {pooled} patches of {patch}")
         return (side // patch // pooled) ** 2

@@ -4,7 +4,9 @@ A projector file does not name its text model, so the projector's sizes are comp
 sizes. The file also lacks some image processor settings, which each subclass adds.
 """
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,14 +19,22 @@ from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entry
 PATCHES, POSITIONS = "v.patch_embd.weight", "v.position_embd.weight"
 MAX_SIZE = 2**17  # Maximum number of values of a patch or an embedding.
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+_STORED = re.compile(r"(?:v\.blk\.(\d+)\.(\w+)|([\w.]+))\.(weight|bias)")
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Projector(ABC):
-    """An opened projector file. Each family is a subclass. `kind`: the projector type in GGUF files."""
+    """An opened projector file. Each family is a subclass.
+
+    `kind`: the projector type in GGUF files. `layers`: transformers' name for the list of layers. `parts` and
+    `places`: GGUF name -> transformers name, in a layer and outside the layers, without .weight or .bias.
+    """
 
     kind: ClassVar[str]
+    layers: ClassVar[str]
+    parts: ClassVar[Mapping[str, str]]
+    places: ClassVar[Mapping[str, str]]
     container: Container
 
     @abstractmethod
@@ -41,9 +51,16 @@ class Projector(ABC):
     def limits_text(self) -> str:
         """Return a text that names the projector, and the source of settings that its file lacks."""
 
-    @abstractmethod
     def name_of(self, stored: str) -> str:
         """Return the transformers name for a projector's tensor. An unknown name stays unchanged."""
+        if (found := _STORED.fullmatch(stored)) is None:
+            return stored
+        layer, part, place, ending = found.groups()
+        if layer is None:
+            name = self.places.get(place)
+        elif (name := self.parts.get(self.part_of_layer(part))) is not None:
+            name = f"{self.layers}.{layer}.{name}"
+        return stored if name is None else f"{name}.{ending}"
 
     def text_name(self, name: str) -> str:
         """Return the vision model's name for a tensor that the text model calls `name`."""

@@ -16,13 +16,7 @@ IMAGES = {"shortest_edge": 3136, "longest_edge": 12845056}
 WINDOW_SIZE, TOKENS_PER_SECOND = 112, 2  # Constants of Qwen2.5-VL's config.json.
 _PATTERN = "n_wa_pattern"  # The first layer without windows is the one before this number.
 _MATRIX = "v.blk.0.ffn_up.weight"
-_PLACES = {  # GGUF name -> transformers name, without "visual." and without weight or bias.
-    "v.patch_embd": "patch_embed.proj",
-    "v.post_ln": "merger.ln_q",
-    "mm.0": "merger.mlp.0",
-    "mm.2": "merger.mlp.2",
-}
-_PARTS = {
+_PARTS = {  # GGUF name -> transformers name in a layer, without the MLP, which differs between the families.
     "attn_qkv": "attn.qkv",
     "attn_q": "attn.q",
     "attn_k": "attn.k",
@@ -31,7 +25,6 @@ _PARTS = {
     "ln1": "norm1",
     "ln2": "norm2",
 }
-_STORED = re.compile(r"(?:v\.blk\.(\d+)\.(\w+)|([\w.]+))\.(weight|bias)")
 _QUERY = re.compile(r"visual\.blocks\.\d+\.attn\.q\.(?:weight|bias)")
 
 
@@ -40,10 +33,17 @@ class Qwen2VLProjector(Projector):
     """A projector for Qwen2-VL."""
 
     kind = QWEN2_VL
+    layers = "visual.blocks"
+    parts: ClassVar[dict[str, str]] = _PARTS | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+    places: ClassVar[dict[str, str]] = {
+        "v.patch_embd": "visual.patch_embed.proj",
+        "v.post_ln": "visual.merger.ln_q",
+        "mm.0": "visual.merger.mlp.0",
+        "mm.2": "visual.merger.mlp.2",
+    }
     title: ClassVar[str] = "Qwen2-VL"
     model: ClassVar[str] = "Qwen2VL"
     model_type: ClassVar[str] = "qwen2_vl"
-    mlp: ClassVar[dict[str, str]] = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 
     def model_config(self, text: Json, container: Container) -> Json:
         fields = text_fields(container)
@@ -87,18 +87,6 @@ class Qwen2VLProjector(Projector):
             f"projector {self.path.name} with the pixel limits of {self.title}'s processor ({low:,} to "
             f"{high:,})"
         )
-
-    def name_of(self, stored: str) -> str:
-        found = _STORED.fullmatch(stored)
-        if found is None:
-            return stored
-        layer, part, place, kind = found.groups()
-        if layer is None:
-            name = _PLACES.get(place)
-        else:
-            inner = (_PARTS | self.mlp).get(self.part_of_layer(part))
-            name = inner and f"blocks.{layer}.{inner}"
-        return stored if name is None else f"visual.{name}.{kind}"
 
     def tensors(self) -> dict[str, GGUFEntry]:
         """Return every tensor by its transformers name, with queries, keys and values joined."""
@@ -150,7 +138,7 @@ class Qwen25VLProjector(Qwen2VLProjector):
     title = "Qwen2.5-VL"
     model = "Qwen2_5_VL"
     model_type = "qwen2_5_vl"
-    mlp: ClassVar[dict[str, str]] = {
+    parts: ClassVar[dict[str, str]] = _PARTS | {
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmengine.checkpoint.gguf.config import DEEPSTACK, QWEN3_VL, SECTIONS, text_fields
 from mmengine.checkpoint.gguf.container import Container, StoredArray
@@ -11,28 +12,8 @@ from mmengine.checkpoint.gguf.tokenizer import token_id
 # The limits in pixels from Qwen3-VL's processor files at the hub. GGUF projector files contain no limits.
 IMAGES = {"shortest_edge": 65536, "longest_edge": 16777216}
 VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}
-_PLACES = {  # GGUF name -> transformers name, without "model.visual." and without weight or bias.
-    "v.patch_embd": "patch_embed.proj",
-    "v.position_embd": "pos_embed",
-    "v.post_ln": "merger.norm",
-    "mm.0": "merger.linear_fc1",
-    "mm.2": "merger.linear_fc2",
-}
-_PARTS = {
-    "attn_qkv": "attn.qkv",
-    "attn_out": "attn.proj",
-    "ln1": "norm1",
-    "ln2": "norm2",
-    "ffn_up": "mlp.linear_fc1",
-    "ffn_down": "mlp.linear_fc2",
-}
 _DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
-_STORED = re.compile(
-    r"(?:v\.blk\.(?P<layer>\d+)\.(?P<part>\w+)|v\.deepstack\.(?P<deep>\d+)\.(?P<step>\w+)|(?P<place>[\w.]+))"
-    r"\.(?P<kind>weight|bias)"
-)
-
-
+_DEEP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 # model_type of a hybrid text model -> its architecture with images.
 _HYBRIDS = {
     "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
@@ -49,6 +30,22 @@ class Qwen3VLProjector(Projector):
     """A projector for Qwen3-VL, or for Qwen3.5, which has the same tower without deepstack layers."""
 
     kind = QWEN3_VL
+    layers = "model.visual.blocks"
+    parts: ClassVar[dict[str, str]] = {
+        "attn_qkv": "attn.qkv",
+        "attn_out": "attn.proj",
+        "ln1": "norm1",
+        "ln2": "norm2",
+        "ffn_up": "mlp.linear_fc1",
+        "ffn_down": "mlp.linear_fc2",
+    }
+    places: ClassVar[dict[str, str]] = {
+        "v.patch_embd": "model.visual.patch_embed.proj",
+        "v.position_embd": "model.visual.pos_embed",
+        "v.post_ln": "model.visual.merger.norm",
+        "mm.0": "model.visual.merger.linear_fc1",
+        "mm.2": "model.visual.merger.linear_fc2",
+    }
 
     def model_config(self, text: Json, container: Container) -> Json:
         fields, vision = text_fields(container), self._vision_config()
@@ -103,21 +100,12 @@ class Qwen3VLProjector(Projector):
         )
 
     def name_of(self, stored: str) -> str:
-        found = _STORED.fullmatch(stored)
-        if found is None:
+        if (found := _DEEP.fullmatch(stored)) is None:
+            return Projector.name_of(self, stored)
+        layers, layer, (step, ending) = self._deepstack_layers(), int(found[1][:9]), found.group(2, 3)
+        if layer not in layers or step not in _DEEPSTACK:
             return stored
-        layer, part, deep, step, place, kind = found.groups()
-        name = None
-        if layer is not None:
-            part = self.part_of_layer(part)
-            name = f"blocks.{layer}.{_PARTS[part]}" if part in _PARTS else None
-        elif deep is not None:
-            layers = self._deepstack_layers()
-            if int(deep[:9]) in layers and step in _DEEPSTACK:
-                name = f"deepstack_merger_list.{layers.index(int(deep[:9]))}.{_DEEPSTACK[step]}"
-        else:
-            name = _PLACES.get(place)
-        return stored if name is None else f"model.visual.{name}.{kind}"
+        return f"model.visual.deepstack_merger_list.{layers.index(layer)}.{_DEEPSTACK[step]}.{ending}"
 
     def _vision_config(self) -> Json:
         self.check_tensors()

@@ -1,25 +1,27 @@
 """Reads the SigLIP tower of a projector file. SmolVLM2 and Gemma 3 have such towers."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
 
 EPS = 1e-6  # transformers' default epsilon.
-PARTS = {  # GGUF name -> transformers name, in a layer.
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class SiglipProjector(Projector):
     """A projector whose tower is a SigLIP."""
+
+    parts: ClassVar[dict[str, str]] = {
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_out": "self_attn.out_proj",
+        "ln1": "layer_norm1",
+        "ln2": "layer_norm2",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    }
 
     def image_size(self) -> int:
         """Return the width and height of an image in pixels."""

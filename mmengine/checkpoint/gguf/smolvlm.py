@@ -1,23 +1,16 @@
 """Reads the projector of a SmolVLM2 model, whose type in GGUF files is idefics3."""
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmengine.checkpoint.gguf.config import IDEFICS3
 from mmengine.checkpoint.gguf.container import Container
 from mmengine.checkpoint.gguf.projector import Json
-from mmengine.checkpoint.gguf.siglip import EPS, PARTS, SiglipProjector
+from mmengine.checkpoint.gguf.siglip import EPS, SiglipProjector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
 WRITTEN_EPS = 1e-5  # The converter's default epsilon.
-_PLACES = {
-    "v.patch_embd": "vision_model.embeddings.patch_embedding",
-    "v.position_embd": "vision_model.embeddings.position_embedding",
-    "v.post_ln": "vision_model.post_layernorm",
-    "mm.model.fc": "connector.modality_projection.proj",
-}
-_STORED = re.compile(r"(?:v\.blk\.(\d+)\.(\w+)|([\w.]+))\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +18,13 @@ class SmolVLMProjector(SiglipProjector):
     """A projector for SmolVLM2."""
 
     kind = IDEFICS3
+    layers = "model.vision_model.encoder.layers"
+    places: ClassVar[dict[str, str]] = {
+        "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
+        "v.position_embd": "model.vision_model.embeddings.position_embedding",
+        "v.post_ln": "model.vision_model.post_layernorm",
+        "mm.model.fc": "model.connector.modality_projection.proj",
+    }
 
     def model_config(self, text: Json, container: Container) -> Json:
         self.check_tensors()
@@ -52,18 +52,6 @@ class SmolVLMProjector(SiglipProjector):
     def limits_text(self) -> str:
         eps = ", and norms with epsilon 1e-06 as in transformers" if self._has_written_eps() else ""
         return f"projector {self.path.name} with the video sampling of SmolVLM2's processor{eps}"
-
-    def name_of(self, stored: str) -> str:
-        found = _STORED.fullmatch(stored)
-        if found is None:
-            return stored
-        layer, part, place, kind = found.groups()
-        if layer is None:
-            name = _PLACES.get(place)
-        else:
-            part = PARTS.get(self.part_of_layer(part))
-            name = part and f"vision_model.encoder.layers.{layer}.{part}"
-        return stored if name is None else f"model.{name}.{kind}"
 
     def text_name(self, name: str) -> str:
         return name.replace("model.", "model.text_model.", 1) if name.startswith("model.") else name
