@@ -8,6 +8,7 @@ import numpy as np
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.gguf import gemma3, qwen35
 from mmengine.checkpoint.gguf.container import Container
+from mmengine.checkpoint.gguf.stored_lists import SECTIONS
 from mmengine.checkpoint.gguf.tensors import MAX_EXPERTS, ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
@@ -17,7 +18,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 PROJECTOR = "clip"  # The architecture of a projector's file.
 IDEFICS3, QWEN3_VL, GEMMA3 = "idefics3", "qwen3vl_merger", "gemma3"  # Projector types.
 QWEN2_VL, QWEN2_5_VL = "qwen2vl_merger", "qwen2.5vl_merger"
-SECTIONS, DEEPSTACK = qwen35.SECTIONS, "n_deepstack_layers"
+DEEPSTACK = "n_deepstack_layers"
 _EXPERTS = {  # Key of a mixture of experts -> its field in config.json, and its maximum.
     "expert_count": ("num_experts", MAX_EXPERTS),
     "expert_used_count": ("num_experts_per_tok", MAX_EXPERTS),

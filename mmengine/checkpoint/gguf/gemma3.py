@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.gguf.container import StoredArray
+from mmengine.checkpoint.gguf.stored_lists import layer_flags
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
@@ -47,12 +48,8 @@ def gemma_config(fields: Fields, config: dict[str, object]) -> dict[str, object]
 def _layer_types(fields: Fields, num_layers: int) -> list[str]:
     if WINDOW not in fields.values:
         return [_KINDS[1]] * num_layers
-    stored = fields.values.get(PATTERN)
-    if isinstance(stored, StoredArray):
-        flags = stored.as_flags() if stored.form == "?" else (stored.as_integers() != 0).tolist()
-        if len(flags) < num_layers:
-            fields.fail(f"{fields.prefix}{PATTERN} is {stored!r}; {num_layers} truth values are required")
-        return [_KINDS[not has_window] for has_window in flags[:num_layers]]
+    if isinstance(fields.values.get(PATTERN), StoredArray):
+        return [_KINDS[not has_window] for has_window in layer_flags(fields, PATTERN, num_layers)]
     every = fields.integer(PATTERN, 1, 1024, _EVERY)
     return [_KINDS[(layer + 1) % every == 0] for layer in range(num_layers)]
 

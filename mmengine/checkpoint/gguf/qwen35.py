@@ -12,10 +12,9 @@ import re
 from dataclasses import replace
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.gguf.container import StoredArray
+from mmengine.checkpoint.gguf.stored_lists import SECTIONS, layer_flags, rope_sections
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 
-SECTIONS = "rope.dimension_sections"
 INTERVAL, RECURRENT, NEXTN = "full_attention_interval", "attention.recurrent_layers", "nextn_predict_layers"
 SHARED_SIZE = "expert_shared_feed_forward_length"
 _DELTA = {  # Required key -> its field in config.json, and its maximum.
@@ -63,26 +62,20 @@ def hybrid_config(fields: Fields) -> dict[str, object]:
 
 def hybrid_rope(fields: Fields, rope: dict[str, object], head_dim: int) -> dict[str, object]:
     """Return the rotary options with the rotated share of a head, and the sections for images."""
-    sections, rotated = fields.values.get(SECTIONS), fields.integer("rope.dimension_count", 2, head_dim)
-    if not isinstance(sections, StoredArray) or sections.count not in (3, 4):
-        fields.fail(f"{fields.prefix}{SECTIONS} is {sections!r:.60}; three numbers are required")
+    rotated = fields.integer("rope.dimension_count", 2, head_dim)
     return rope | {
         "partial_rotary_factor": rotated / head_dim,
-        "mrope_section": sections.as_integers()[:3].tolist(),
+        "mrope_section": rope_sections(fields),
         "mrope_interleaved": True,
     }
 
 
 def _layer_types(fields: Fields, num_layers: int) -> list[str]:
     kinds = ("full_attention", "linear_attention")
-    stored = fields.values.get(RECURRENT)
-    if stored is None:
+    if RECURRENT not in fields.values:
         every = fields.integer(INTERVAL, 1, 1024, 4)
         return [kinds[(layer + 1) % every != 0] for layer in range(num_layers)]
-    if not isinstance(stored, StoredArray) or stored.count < num_layers:
-        fields.fail(f"{fields.prefix}{RECURRENT} is {stored!r:.60}; {num_layers} truth values are required")
-    flags = stored.as_flags() if stored.form == "?" else (stored.as_integers() != 0).tolist()
-    return [kinds[is_recurrent] for is_recurrent in flags[:num_layers]]
+    return [kinds[is_recurrent] for is_recurrent in layer_flags(fields, RECURRENT, num_layers)]
 
 
 def hybrid_name(name: str, num_layers: int) -> str:
