@@ -4,14 +4,12 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mmengine.checkpoint.gguf.config import DEEPSTACK, QWEN3_VL, SECTIONS, text_fields
+from mmengine.checkpoint.gguf.config import DEEPSTACK, QWEN3_VL, text_fields
 from mmengine.checkpoint.gguf.container import Container, StoredArray
-from mmengine.checkpoint.gguf.projector import MAX_SIZE, PATCHES, POSITIONS, Json, Projector
-from mmengine.checkpoint.gguf.tokenizer import token_id
+from mmengine.checkpoint.gguf.projector import MAX_SIZE, POSITIONS, Json
+from mmengine.checkpoint.gguf.qwen_vl import QwenProjector, media_text_config, media_token_ids
 
-# The limits in pixels from Qwen3-VL's processor files at the hub. GGUF projector files contain no limits.
-IMAGES = {"shortest_edge": 65536, "longest_edge": 16777216}
-VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}
+VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}  # In pixels, as `images`.
 _DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 _DEEP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 # model_type of a hybrid text model -> its architecture with images.
@@ -21,15 +19,13 @@ _HYBRIDS = {
 }
 
 
-def _media_token_ids(container: Container) -> Json:
-    return {f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")}
-
-
 @dataclass(frozen=True, slots=True)
-class Qwen3VLProjector(Projector):
+class Qwen3VLProjector(QwenProjector):
     """A projector for Qwen3-VL, or for Qwen3.5, which has the same tower without deepstack layers."""
 
     kind = QWEN3_VL
+    title = "Qwen3-VL"
+    images: ClassVar[dict[str, int]] = {"shortest_edge": 65536, "longest_edge": 16777216}
     layers = "model.visual.blocks"
     parts: ClassVar[dict[str, str]] = {
         "attn_qkv": "attn.qkv",
@@ -57,21 +53,15 @@ class Qwen3VLProjector(Projector):
                 f"{fields.prefix}{DEEPSTACK} is {wanted}, but {self.path} has {len(layers)} deepstack "
                 "layers: it is the projector of another model"
             )
-        sections = fields.values.get(SECTIONS)
-        if not isinstance(sections, StoredArray) or sections.count not in (3, 4):
-            fields.fail(f"{fields.prefix}{SECTIONS} is {sections!r:.60}; three numbers are required")
-        rope = text["rope_parameters"]
-        assert isinstance(rope, dict)
-        rope = rope | {"mrope_section": sections.as_integers()[:3].tolist(), "mrope_interleaved": True}
         model = "Qwen3VLMoe" if text["model_type"] == "qwen3_moe" else "Qwen3VL"
         model_type = "qwen3_vl_moe" if text["model_type"] == "qwen3_moe" else "qwen3_vl"
         return {
             "architectures": [f"{model}ForConditionalGeneration"],
             "model_type": model_type,
             "tie_word_embeddings": text["tie_word_embeddings"],
-            "text_config": text | {"rope_parameters": rope, "model_type": f"{model_type}_text"},
+            "text_config": media_text_config(text, container, model_type, mrope_interleaved=True),
             "vision_config": vision | {"model_type": model_type},
-            **_media_token_ids(container),
+            **media_token_ids(container),
         }
 
     def _hybrid_config(self, text: Json, vision: Json, container: Container) -> Json:
@@ -83,25 +73,19 @@ class Qwen3VLProjector(Projector):
             "tie_word_embeddings": text["tie_word_embeddings"],
             "text_config": text,
             "vision_config": vision,
-            **_media_token_ids(container),
+            **media_token_ids(container),
         }
 
     def settings(self) -> dict[str, Json]:
         common = self.normalisation()
         return {
-            "preprocessor_config.json": {**common, "size": dict(IMAGES)},
+            "preprocessor_config.json": {**common, "size": dict(self.images)},
             "video_preprocessor_config.json": {**common, "size": dict(VIDEOS)},
         }
 
-    def limits_text(self) -> str:
-        low, high = IMAGES.values()
-        return (
-            f"projector {self.path.name} with the pixel limits of Qwen3-VL's processor ({low:,} to {high:,})"
-        )
-
     def name_of(self, stored: str) -> str:
         if (found := _DEEP.fullmatch(stored)) is None:
-            return Projector.name_of(self, stored)
+            return QwenProjector.name_of(self, stored)
         layers, layer, (step, ending) = self._deepstack_layers(), int(found[1][:9]), found.group(2, 3)
         if layer not in layers or step not in _DEEPSTACK:
             return stored
@@ -109,23 +93,13 @@ class Qwen3VLProjector(Projector):
 
     def _vision_config(self) -> Json:
         self.check_tensors()
-        fields, tensors = self.fields(), self.container.tensors
-        eps = fields.number("attention.layer_norm_epsilon", 1e-6)
-        if not 0.99e-6 < eps < 1.01e-6:
-            fields.fail(f"{fields.prefix}attention.layer_norm_epsilon is {eps:g}; Qwen3-VL has 1e-06")
-        hidden = fields.integer("embedding_length", 1, MAX_SIZE)
-        return {
+        hidden = self.fields().integer("embedding_length", 1, MAX_SIZE)
+        return self.tower_config() | {
             "model_type": "qwen3_vl",
-            "depth": fields.integer("block_count", 1, 1024),
             "hidden_size": hidden,
             "intermediate_size": self.intermediate_size(hidden),
-            "num_heads": fields.integer("attention.head_count", 1, 1024),
             "out_hidden_size": self.out_hidden_size,
-            "in_channels": tensors[PATCHES].shape[1] if len(tensors[PATCHES].shape) == 4 else 3,
-            "patch_size": fields.integer("patch_size", 1, 256),
-            "temporal_patch_size": 2 if f"{PATCHES}.1" in tensors else 1,
-            "spatial_merge_size": fields.integer("spatial_merge_size", 1, 16, 2),
-            "num_position_embeddings": tensors[POSITIONS].shape[0],
+            "num_position_embeddings": self.container.tensors[POSITIONS].shape[0],
             "deepstack_visual_indexes": self._deepstack_layers(),
             "hidden_act": "gelu_pytorch_tanh",
         }
