@@ -3,28 +3,27 @@ keys and tensor names of llama.cpp's converter.
 """
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 
-from tests.gguf.vision import LAYER, tensor_of, vocabulary_of, weights_of
-from tests.gguf.writing import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, write
+from tests.gguf.vision import (
+    LAYER,
+    SIGLIP,
+    clip_keys,
+    decoder_keys,
+    decoder_tensors,
+    patch_tensors,
+    tensor_of,
+    tower_name,
+    vocabulary_of,
+    weights_of,
+)
+from tests.gguf.writing import ARRAY, BOOL, FLOAT32, INT32, UINT32, Tensor, write
 
 GEMMA_LAYER = LAYER | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
-}
-TEXT_PLACES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-SIGLIP = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_out",
-    "layer_norm1": "ln1",
-    "layer_norm2": "ln2",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
 }
 GEMMA_PLACES = {
     "vision_tower.embeddings.patch_embedding.weight": "v.patch_embd.weight",
@@ -47,22 +46,6 @@ QWEN = {
 }
 QWEN_PLACES = {"patch_embed.proj": "v.patch_embd", "merger.ln_q": "v.post_ln"}
 QWEN_PLACES |= {"merger.mlp.0": "mm.0", "merger.mlp.2": "mm.2"}
-SWAP = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-
-
-def text_keys(text: dict, architecture: str, **more) -> list:
-    """Return the metadata for a text config. `more`: keys to add or replace, without the architecture."""
-    keys = {
-        "block_count": (UINT32, text["num_hidden_layers"]),
-        "context_length": (UINT32, text["max_position_embeddings"]),
-        "embedding_length": (UINT32, text["hidden_size"]),
-        "feed_forward_length": (UINT32, text["intermediate_size"]),
-        "attention.head_count": (UINT32, text["num_attention_heads"]),
-        "attention.head_count_kv": (UINT32, text["num_key_value_heads"]),
-        "attention.layer_norm_rms_epsilon": (FLOAT32, text["rms_norm_eps"]),
-    } | more
-    first = [("general.architecture", STRING, architecture)]
-    return first + [(f"{architecture}.{name}", *value) for name, value in keys.items()]
 
 
 def gemma_keys(text: dict, **more) -> list:
@@ -73,34 +56,7 @@ def gemma_keys(text: dict, **more) -> list:
         "attention.sliding_window": (UINT32, text["sliding_window"]),
         "rope.freq_base": (FLOAT32, rope["full_attention"]["rope_theta"]),
     }
-    return text_keys(text, "gemma3", **(keys | more))
-
-
-def text_tensors(
-    weights: Mapping[str, np.ndarray], kind: str, layer: dict[str, str], added: float
-) -> list[Tensor]:
-    """Return a text model's tensors. `weights`: by name, without `model.`. `added`: is added to norms."""
-    found = []
-    for name, values in weights.items():
-        stem, _, ending = name.rpartition(".")
-        if stem.startswith("layers."):
-            _, number, part = stem.split(".", 2)
-            place = f"blk.{number}.{layer[part]}"
-        else:
-            place = TEXT_PLACES[stem]
-        values = values + np.float32(added) if place.endswith("norm") else values
-        found.append(tensor_of(f"{place}.{ending}", values, kind))
-    return found
-
-
-def clip_keys(projector: str, first: list, **keys) -> list:
-    """Return a projector's metadata. `first`: more keys, with their prefix."""
-    start = [
-        ("general.architecture", STRING, "clip"),
-        ("clip.has_vision_encoder", BOOL, True),
-        ("clip.projector_type", STRING, projector),
-    ]
-    return start + first + [(f"clip.vision.{name}", *value) for name, value in keys.items()]
+    return decoder_keys(text, "gemma3", **(keys | more))
 
 
 def write_files(
@@ -133,7 +89,7 @@ def write_gemma(folder, out, kind: str = "F32", *, swaps: bool = False, keys=Non
             prefix = next((each for each in prefixes if name.startswith(each)), "")
             own[name.removeprefix(prefix)] = values
     clip = gemma_clip(config, **(vision or {})) if towers else []
-    tensors = text_tensors(own, kind, GEMMA_LAYER, 1)
+    tensors = decoder_tensors(own, kind, GEMMA_LAYER, 1)
     return write_files(folder, out, gemma_keys(text, **(keys or {})), tensors, clip, towers)
 
 
@@ -146,8 +102,7 @@ def gemma_tower(name: str, values: np.ndarray, swaps: bool) -> list[Tensor]:
         return [tensor_of(place, values, "F32")]
     stem, _, ending = name.removeprefix("vision_tower.encoder.layers.").rpartition(".")
     layer, _, part = stem.partition(".")
-    place = SIGLIP[part]
-    return [tensor_of(f"v.blk.{layer}.{SWAP.get(place, place) if swaps else place}.{ending}", values, "F32")]
+    return [tensor_of(f"{tower_name(layer, SIGLIP[part], swaps)}.{ending}", values, "F32")]
 
 
 def gemma_clip(config: dict, **more) -> list:
@@ -185,17 +140,15 @@ def write_qwen2_vl(folder, out, kind: str = "F32", *, swaps: bool = False, fused
         "rope.freq_base": (FLOAT32, rope["rope_theta"]),
         "rope.dimension_sections": (ARRAY, (INT32, [*rope["mrope_section"], 0])),
     }
-    tensors = text_tensors(own, kind, LAYER, 0)
+    tensors = decoder_tensors(own, kind, LAYER, 0)
     clip = qwen_clip(config, **(vision or {}))
-    return write_files(folder, out, text_keys(text, "qwen2vl", **keys), tensors, clip, towers)
+    return write_files(folder, out, decoder_keys(text, "qwen2vl", **keys), tensors, clip, towers)
 
 
 def qwen_tower(name: str, values: np.ndarray, swaps: bool, fused: bool) -> list[Tensor]:
     stem, _, ending = name.rpartition(".")
     if name == "patch_embed.proj.weight":
-        frames = ("v.patch_embd.weight", "v.patch_embd.weight.1")
-        halves = (np.ascontiguousarray(values[:, :, frame]) for frame in range(2))
-        return [tensor_of(place, half, "F32") for place, half in zip(frames, halves, strict=True)]
+        return patch_tensors(values, "F32")
     if stem in QWEN_PLACES:
         return [tensor_of(f"{QWEN_PLACES[stem]}.{ending}", values, "F32")]
     _, layer, part = stem.split(".", 2)
@@ -206,8 +159,7 @@ def qwen_tower(name: str, values: np.ndarray, swaps: bool, fused: bool) -> list[
             tensor_of(f"v.blk.{layer}.{each}.{ending}", rows, "F32")
             for each, rows in zip(names, cut, strict=True)
         ]
-    place = QWEN[part]
-    return [tensor_of(f"v.blk.{layer}.{SWAP.get(place, place) if swaps else place}.{ending}", values, "F32")]
+    return [tensor_of(f"{tower_name(layer, QWEN[part], swaps)}.{ending}", values, "F32")]
 
 
 def qwen_clip(config: dict, **more) -> list:

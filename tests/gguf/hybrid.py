@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.gguf.vision import (
     LAYER,
+    WHOLE,
     tensor_of,
     text_keys,
     vision_keys,
@@ -31,7 +32,6 @@ PARTS = LAYER | {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
-WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 HEAD = {
     "fc": "eh_proj",
     "pre_fc_norm_embedding": "enorm",

@@ -15,6 +15,7 @@ from mmengine.errors import ModelError
 from tests.gguf import hosted
 from tests.gguf.test_gguf_damage import measured, written_over
 from tests.gguf.test_gguf_sentence_pieces import vocabulary as sentence_pieces
+from tests.gguf.vision import decoder_keys
 from tests.gguf.writing import STRING, Tensor, Written, packed, vocabulary, write
 
 MEMORY = 6 * 2**20  # Limit in bytes for reading two files of less than 0.1 MB.
@@ -77,7 +78,7 @@ def pair_of(family: str) -> Pair:
         names = tuple(f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end"))
         words = with_tokens(vocabulary("qwen2"), *names)
         rope = {"rope.dimension_sections": (9, (5, [2, 3, 3, 0]))}
-        keys, clip = hosted.text_keys(TEXT, "qwen2vl", **rope), hosted.qwen_clip(config)
+        keys, clip = decoder_keys(TEXT, "qwen2vl", **rope), hosted.qwen_clip(config)
     text = {"output_norm.weight": (64,), "token_embd.weight": (16, 64), "blk.0.ffn_norm.weight": (64,)}
     return Pair(write(keys + words, tensors(text)), write(clip, tensors(SHAPES[family])))
 

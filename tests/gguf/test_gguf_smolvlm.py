@@ -13,21 +13,20 @@ from mmengine.checkpoint.gguf.pair import pair
 from mmengine.checkpoint.model_files import model_note
 from mmengine.errors import ModelError
 from mmengine.models.registry import plugin_for
-from tests.gguf.vision import LAYER, tensor_of, vocabulary_of, weights_of
-from tests.gguf.writing import ARRAY, BOOL, FLOAT32, STRING, UINT32, Tensor, write
+from tests.gguf.vision import (
+    LAYER,
+    SIGLIP,
+    clip_keys,
+    decoder_keys,
+    tensor_of,
+    tower_name,
+    vocabulary_of,
+    weights_of,
+)
+from tests.gguf.writing import ARRAY, BOOL, FLOAT32, UINT32, Tensor, write
 from tests.pictures import asked, noise
 from tests.smolvlm.tiny import SCALE, SIDE, make_tiny
 
-BLOCK = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_out",
-    "layer_norm1": "ln1",
-    "layer_norm2": "ln2",
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-}
 PLACES = {
     "vision_model.embeddings.patch_embedding": "v.patch_embd",
     "vision_model.embeddings.position_embedding": "v.position_embd",
@@ -72,7 +71,6 @@ def tensors_of(folder, swaps: bool = False) -> tuple[list[Tensor], list[Tensor]]
     """Return the tensors for the text model and for the projector."""
     text = json.loads((folder / "config.json").read_text())["text_config"]
     heads = {"attn_q": text["num_attention_heads"], "attn_k": text["num_key_value_heads"]}
-    block = BLOCK | ({"mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up"} if swaps else {})
     found: tuple[list[Tensor], list[Tensor]] = [], []
     for name, values in weights_of(folder).items():
         stem, _, ending = name.removeprefix("model.").rpartition(".")
@@ -82,7 +80,8 @@ def tensors_of(folder, swaps: bool = False) -> tuple[list[Tensor], list[Tensor]]
             found[0].append(tensor_of(f"blk.{layer}.{LAYER[part]}.{ending}", values, "F32"))
         elif stem.startswith("vision_model.encoder.layers."):
             _, _, _, layer, part = stem.split(".", 4)
-            found[1].append(tensor_of(f"v.blk.{layer}.{block[part]}.{ending}", values, "F32"))
+            place = tower_name(layer, SIGLIP[part], swaps)
+            found[1].append(tensor_of(f"{place}.{ending}", values, "F32"))
         else:
             place = PLACES[stem]
             found[place.startswith(("v.", "mm."))].append(tensor_of(f"{place}.{ending}", values, "F32"))
@@ -105,31 +104,17 @@ def vision_keys(**more) -> list:
         "projector.scale_factor": (UINT32, SCALE),
         "preproc_image_size": (UINT32, 4 * SIDE),
     } | more
-    first = [
-        ("general.architecture", STRING, "clip"),
-        ("clip.has_vision_encoder", BOOL, True),
-        ("clip.projector_type", STRING, "idefics3"),
-        ("clip.use_gelu", BOOL, True),
-    ]
-    return first + [(f"clip.vision.{name}", *value) for name, value in keys.items()]
+    return clip_keys("idefics3", [("clip.use_gelu", BOOL, True)], **keys)
 
 
 def write_files(folder, out, swaps: bool = False, **more):
     """Write both files, and return the text model's path. `more`: keys of the projector."""
     text = json.loads((folder / "config.json").read_text())["text_config"]
     keys = {
-        "block_count": (UINT32, text["num_hidden_layers"]),
-        "context_length": (UINT32, text["max_position_embeddings"]),
-        "embedding_length": (UINT32, text["hidden_size"]),
-        "feed_forward_length": (UINT32, text["intermediate_size"]),
-        "attention.head_count": (UINT32, text["num_attention_heads"]),
-        "attention.head_count_kv": (UINT32, text["num_key_value_heads"]),
         "attention.key_length": (UINT32, text["head_dim"]),
-        "attention.layer_norm_rms_epsilon": (FLOAT32, text["rms_norm_eps"]),
         "rope.freq_base": (FLOAT32, text["rope_theta"]),
     }
-    metadata = [("general.architecture", STRING, "llama")]
-    metadata += [(f"llama.{name}", *value) for name, value in keys.items()]
+    metadata = decoder_keys(text, "llama", **keys)
     own, towers = tensors_of(folder, swaps)
     model = out / "model-F32.gguf"
     model.write_bytes(write(metadata + vocabulary_of(folder, "smollm"), own).data)

@@ -67,9 +67,7 @@ def write_files(folder, out, **more):
         "expert_used_count": (UINT32, text["num_experts_per_tok"]),
         "expert_feed_forward_length": (UINT32, text["moe_intermediate_size"]),
     } | more
-    metadata = text_keys(config, architecture="qwen3vlmoe")
-    metadata = [key for key in metadata if key[0].partition(".")[2] not in keys]
-    metadata += [(f"qwen3vlmoe.{name}", *value) for name, value in keys.items()]
+    metadata = text_keys(config, architecture="qwen3vlmoe", **keys)
     model = out / "model-F32.gguf"
     model.write_bytes(write(metadata + vocabulary_of(folder), tensors + text_tensors(plain, "F32")).data)
     towers = vision_tensors(weights, config, "F32")

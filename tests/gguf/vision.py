@@ -1,13 +1,16 @@
 """Writes a Qwen3-VL folder as two GGUF files, a text model and a projector, with the keys and tensor names of
-llama.cpp's converter.
+llama.cpp's converter. The writers of other families use the parts that all files have.
 """
 
 import json
 
+import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from mmengine.checkpoint.gguf.container import open_container
+from mmengine.checkpoint.gguf.tensors import tensor_entry
 from tests.gguf.quantising import quantise
 from tests.gguf.writing import ARRAY, BLOCKS, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, write
 
@@ -24,6 +27,7 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 BLOCK = {
     "attn.qkv": "attn_qkv",
     "attn.proj": "attn_out",
@@ -32,6 +36,17 @@ BLOCK = {
     "mlp.linear_fc1": "ffn_up",
     "mlp.linear_fc2": "ffn_down",
 }
+SIGLIP = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_out",
+    "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+SWAP = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 
 def tensor_of(name: str, values: np.ndarray, kind: str) -> Tensor:
@@ -45,10 +60,8 @@ def tensor_of(name: str, values: np.ndarray, kind: str) -> Tensor:
     return Tensor(name, kind, values.shape, quantise(kind, values))
 
 
-def text_keys(config: dict, *, architecture: str = "qwen3vl") -> list:
-    """Return the metadata for the text model of a Qwen3-VL config."""
-    text, vision = config["text_config"], config["vision_config"]
-    rope = text["rope_parameters"]
+def decoder_keys(text: dict, architecture: str, **more) -> list:
+    """Return the metadata for a text config. `more`: keys to add or replace, without the architecture."""
     keys = {
         "block_count": (UINT32, text["num_hidden_layers"]),
         "context_length": (UINT32, text["max_position_embeddings"]),
@@ -56,15 +69,24 @@ def text_keys(config: dict, *, architecture: str = "qwen3vl") -> list:
         "feed_forward_length": (UINT32, text["intermediate_size"]),
         "attention.head_count": (UINT32, text["num_attention_heads"]),
         "attention.head_count_kv": (UINT32, text["num_key_value_heads"]),
+        "attention.layer_norm_rms_epsilon": (FLOAT32, text["rms_norm_eps"]),
+    } | more
+    first = [("general.architecture", STRING, architecture)]
+    return first + [(f"{architecture}.{name}", *value) for name, value in keys.items()]
+
+
+def text_keys(config: dict, *, architecture: str = "qwen3vl", **more) -> list:
+    """Return the metadata for the text model of a Qwen3-VL config. `more`: as in `decoder_keys`."""
+    text, vision = config["text_config"], config["vision_config"]
+    rope = text["rope_parameters"]
+    keys = {
         "attention.key_length": (UINT32, text["head_dim"]),
         "attention.value_length": (UINT32, text["head_dim"]),
-        "attention.layer_norm_rms_epsilon": (FLOAT32, text["rms_norm_eps"]),
         "rope.freq_base": (FLOAT32, rope["rope_theta"]),
         "rope.dimension_sections": (ARRAY, (INT32, [*rope["mrope_section"], 0])),
         "n_deepstack_layers": (UINT32, len(vision["deepstack_visual_indexes"])),
     }
-    first = [("general.architecture", STRING, architecture)]
-    return first + [(f"{architecture}.{name}", *value) for name, value in keys.items()]
+    return decoder_keys(text, architecture, **(keys | more))
 
 
 def vocabulary_of(folder, pre: str = "qwen2") -> list:
@@ -96,6 +118,16 @@ def vocabulary_of(folder, pre: str = "qwen2") -> list:
     ]
 
 
+def clip_keys(projector: str, first: list, **keys) -> list:
+    """Return a projector's metadata. `first`: more keys, with their prefix."""
+    start = [
+        ("general.architecture", STRING, "clip"),
+        ("clip.has_vision_encoder", BOOL, True),
+        ("clip.projector_type", STRING, projector),
+    ]
+    return start + first + [(f"clip.vision.{name}", *value) for name, value in keys.items()]
+
+
 def vision_keys(config: dict, **more) -> list:
     """Return the metadata of a projector. `more`: keys to add or replace, without `clip.vision.`."""
     vision = config["vision_config"]
@@ -114,14 +146,8 @@ def vision_keys(config: dict, **more) -> list:
         "spatial_merge_size": (UINT32, vision["spatial_merge_size"]),
         "is_deepstack_layers": (ARRAY, (BOOL, [layer in deep for layer in range(vision["depth"])])),
     } | more
-    first = [
-        ("general.architecture", STRING, "clip"),
-        ("general.type", STRING, "mmproj"),
-        ("clip.has_vision_encoder", BOOL, True),
-        ("clip.projector_type", STRING, "qwen3vl_merger"),
-        ("clip.use_gelu", BOOL, True),
-    ]
-    return first + [(f"clip.vision.{name}", *value) for name, value in keys.items()]
+    first = [("general.type", STRING, "mmproj"), ("clip.use_gelu", BOOL, True)]
+    return clip_keys("qwen3vl_merger", first, **keys)
 
 
 def weights_of(folder) -> dict[str, np.ndarray]:
@@ -131,43 +157,61 @@ def weights_of(folder) -> dict[str, np.ndarray]:
     }
 
 
-def text_tensors(weights: dict[str, np.ndarray], kind: str) -> list[Tensor]:
+def decoder_tensors(
+    weights: dict[str, np.ndarray], kind: str, layer: dict[str, str] = LAYER, added: float = 0
+) -> list[Tensor]:
+    """Return a text model's tensors. `weights`: by name, without `model.`. `added`: is added to norms."""
     found = []
     for name, values in weights.items():
-        if "visual." in name:
-            continue
         stem, _, ending = name.rpartition(".")
-        stem = stem.replace("model.language_model.", "")
         if stem.startswith("layers."):
-            _, layer, part = stem.split(".", 2)
-            stem = f"blk.{layer}.{LAYER[part]}"
+            _, number, part = stem.split(".", 2)
+            place = f"blk.{number}.{layer[part]}"
         else:
-            stem = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[stem]
-        found.append(tensor_of(f"{stem}.{ending}", values, kind))
+            place = WHOLE[stem]
+        values = values + np.float32(added) if place.endswith("norm") else values
+        found.append(tensor_of(f"{place}.{ending}", values, kind))
     return found
+
+
+def text_tensors(weights: dict[str, np.ndarray], kind: str) -> list[Tensor]:
+    """Return the tensors of a Qwen3-VL folder's text model."""
+    own = {name.removeprefix("model.language_model."): values for name, values in weights.items()}
+    return decoder_tensors({name: values for name, values in own.items() if "visual." not in name}, kind)
+
+
+def patch_tensors(values: np.ndarray, kind: str) -> list[Tensor]:
+    """Return the tensors of a patch embedding, one for each of its two frames."""
+    places = ("v.patch_embd.weight", "v.patch_embd.weight.1")
+    return [
+        tensor_of(place, np.ascontiguousarray(values[:, :, frame]), kind)
+        for frame, place in enumerate(places)
+    ]
+
+
+def tower_name(layer: str, part: str, swaps: bool) -> str:
+    """Return the name of a vision tower's tensor. `swaps`: exchange the names of an MLP's two matrices, as in
+    old files.
+    """
+    return f"v.blk.{layer}.{SWAP.get(part, part) if swaps else part}"
 
 
 def vision_tensors(
     weights: dict[str, np.ndarray], config: dict, kind: str, *, swaps: bool = False
 ) -> list[Tensor]:
-    """Return a projector's tensors. `swaps`: exchange the names of an MLP's two matrices, as in old files."""
+    """Return a projector's tensors. `swaps`: as in `tower_name`."""
     deep = config["vision_config"]["deepstack_visual_indexes"]
-    block = dict(BLOCK)
-    if swaps:
-        block |= {"mlp.linear_fc1": "ffn_down", "mlp.linear_fc2": "ffn_up"}
     found = []
     for name, values in weights.items():
         if "visual." not in name:
             continue
         stem, _, ending = name.partition("visual.")[2].rpartition(".")
         if stem == "patch_embed.proj" and ending == "weight":
-            half = "F16" if kind == "F16" else "F32"
-            for frame, place in enumerate(("v.patch_embd.weight", "v.patch_embd.weight.1")):
-                found.append(tensor_of(place, np.ascontiguousarray(values[:, :, frame]), half))
+            found += patch_tensors(values, "F16" if kind == "F16" else "F32")
             continue
         if stem.startswith("blocks."):
             _, layer, part = stem.split(".", 2)
-            stem = f"v.blk.{layer}.{block[part]}"
+            stem = tower_name(layer, BLOCK[part], swaps)
         elif stem.startswith("deepstack_merger_list."):
             _, place, part = stem.split(".")
             step = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[part]
@@ -194,3 +238,14 @@ def write_pair(folder, out, kind: str = "F32", projector: str = "F32", **more) -
     model.write_bytes(write(text_keys(config) + vocabulary_of(folder), text_tensors(weights, kind)).data)
     towers.write_bytes(write(vision_keys(config), vision_tensors(weights, config, projector, **more)).data)
     return model, towers
+
+
+def package_reader(path) -> gguf.GGUFReader:
+    """Return a file as the package `gguf` reads it, after a check that our reader finds the same values."""
+    theirs, mine = gguf.GGUFReader(path), open_container(path)
+    assert {each.name for each in theirs.tensors} == mine.tensors.keys()
+    for each in theirs.tensors:
+        entry = tensor_entry(mine.tensors[each.name])
+        values = np.concatenate([rows for _, rows in entry.pieces(0, entry.shape[0])])
+        assert np.array_equal(gguf.dequantize(each.data, each.tensor_type).reshape(entry.shape), values)
+    return theirs
