@@ -16,7 +16,7 @@ from tests.llama.forms import FORMS
 from tests.llama.test_smollm2_forms import same
 
 NEAR = 0.01  # Summing float32 in another order changes a logit by less.
-MOST_NEAR = {"coder": 3, "gemma": 3}  # Maximum number of answers that part from transformers' at a near tie.
+MOST_NEAR = {"coder": 3, "gemma": 3}  # Maximum number of answers that differ, each at a near tie.
 FIRST = "Extract the values from the text as JSON with the keys {keys}.\n\nText: {text}"
 SECOND = "{text}\n\nFill in the keys {keys} from this text, as JSON."
 CASES = [
@@ -49,18 +49,18 @@ def test_greedy_tokens_are_transformers(name, capsys):
         found = answers(engine, name)
         held = engine.built.spec.weights_held
     assert len(found) == len(expected) == MODELS[name].prompts
-    parted = []
+    margins = []  # Of the answers that differ.
     for answer, wanted in zip(found, expected, strict=True):
         assert answer.prompt_token_ids.tolist() == wanted["prompt"]
         if list(answer.token_ids) != wanted["tokens"]:
-            parted.append(wanted["margin"])
+            margins.append(wanted["margin"])
     shown(
         capsys,
         f"{MODELS[name].name} (licence {licence}; {held}):",
-        f"{len(found) - len(parted)} of {len(found)} answers have transformers' tokens",
-        *(f"  one parts from it, where the smallest margin is {margin}" for margin in parted),
+        f"{len(found) - len(margins)} of {len(found)} answers have transformers' tokens",
+        *(f"  an answer differs; the smallest margin of transformers' tokens is {each}" for each in margins),
     )
-    assert len(parted) <= MOST_NEAR[name] and all(margin < NEAR for margin in parted)
+    assert len(margins) <= MOST_NEAR[name] and all(each < NEAR for each in margins)
 
 
 @pytest.mark.timeout(1800)
