@@ -40,7 +40,8 @@ IDS = 1500  # Upper limit of the prompts' ids.
 TEXT = 128  # Number of positions at which the next-token distributions are compared.
 OURS, THEIRS = "mmengine", "llama.cpp"
 BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
-Found = dict[str, dict[str, float]]  # For each engine: seconds, bytes, KLD.
+# For each engine: seconds, bytes, KLD. For "run": rounds and load average.
+Found = dict[str, dict[str, float]]
 
 
 def main(
@@ -63,7 +64,9 @@ def main(
     known: dict[str, Found] = json.loads(rows.read_text()) if rows and rows.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = scratch or Path(temporary)
-        given = [*(files or ()), *_requantised(files, requantise, libraries, folder)]
+        given = list(files or ())
+        if given:
+            given += _requantised(given[0], requantise or (), libraries, folder)
         given += [models.make_gguf(each, folder, sources, libraries) for each in shape or ()]
         for file in given:
             found = _measured(file, libraries, threads, rounds, error)
@@ -81,14 +84,12 @@ def main(
         out.write_text(markdown(TITLE, [*tables, target_table(targets)], lines), encoding="utf-8")
 
 
-def _requantised(
-    files: list[Path] | None, kinds: list[str] | None, libraries: Path, folder: Path
-) -> Iterator[Path]:
-    """Yield the first file in each type of `kinds`, made by llama.cpp's quantiser."""
-    for kind in kinds or () if files else ():
-        path = folder / f"{files[0].stem}-{kind}.gguf"
+def _requantised(file: Path, kinds: Sequence[str], libraries: Path, folder: Path) -> Iterator[Path]:
+    """Yield the file in each type of `kinds`, made by llama.cpp's quantiser."""
+    for kind in kinds:
+        path = folder / f"{file.stem}-{kind}.gguf"
         if not path.exists():
-            quantise(libraries, files[0], path, kind)
+            quantise(libraries, file, path, kind)
         yield path
 
 

@@ -20,6 +20,7 @@ QUANTIZE = BUILD / "llama" / "bin" / "llama-quantize"
 TEXT, INDEX = "model.language_model.", "model.safetensors.index.json"
 GGUF = ("BF16", "Q8_0", "Q4_K_M")
 SHAPES = ("small", "0.4 B", "2 B", "4 B")
+DEFAULT_SHAPES = ("0.4 B", "2 B")  # Shapes that rivals_cpu measures without --shape.
 
 
 def make(shape: str) -> dict[str, Path]:

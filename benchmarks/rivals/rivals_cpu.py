@@ -100,7 +100,7 @@ def main(
     threads = threads or len(os.sched_getaffinity(0))
     writes = str(out) != "-"
     found = json.loads(FOUND.read_text()) if writes and FOUND.exists() else {}
-    for each in shape or models.SHAPES[1:3]:
+    for each in shape or models.DEFAULT_SHAPES:
         folders = models.make(each)
         for group in [of for of in bits or GROUPS if of]:
             name = f"{each}, {group} bits"
