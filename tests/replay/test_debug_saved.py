@@ -28,9 +28,13 @@ from tests.core.small_engine import settings_of
 from tests.core.workloads import small_request
 from tests.replay.runs import busy_run, session_run
 
-RECORDINGS = Path(__file__).parent / "recordings"
+TESTS = Path(__file__).parents[1]
 VLLM = [
-    RECORDINGS / name for name in ("vllm_032_priority", "vllm_033_async_priority", "vllm_033_async_eagle")
+    TESTS / "replay/recordings/vllm_032_priority",
+    TESTS / "replay/recordings/vllm_033_async_priority",
+    TESTS / "replay/recordings/vllm_033_async_eagle",
+    TESTS / "vllm/recordings/block_groups",
+    TESTS / "vllm/recordings/asynchronous_block_groups",
 ]
 RUNS = {
     "mixed": {"mixed": True},

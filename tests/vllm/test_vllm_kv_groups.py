@@ -138,5 +138,12 @@ def test_blocks_with_equal_contents_are_found_in_the_order_of_their_recording():
     index.forget(np.array([1, 9]))
     assert index.find(content).tolist() == [[4, 2], [3, NO_BLOCK]]
     assert index.keys[[1, 9]].tolist() == [-1, -1]
+    index.insert(np.array([[1, 0], [0, 0]]), content)
+    restored, blocks = LazyWindowIndex(10, 2), index.recorded()
+    restored.restore(blocks, index.keys[blocks])
+    for each in (index, restored):
+        assert each.find(content).tolist() == [[4, 2], [3, NO_BLOCK]]
+        each.forget(np.array([4]))
+        assert each.find(content).tolist() == [[1, 2], [3, NO_BLOCK]]
     index.clear()
     assert (index.find(content) == NO_BLOCK).all() and (index.keys == -1).all()

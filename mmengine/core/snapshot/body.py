@@ -71,6 +71,7 @@ class Step(msgspec.Struct, array_like=True):
     part_of: str = ""
     kept: Annotated[tuple[bytes, ...], TRIPLES] = ()
     num_drafts: Annotated[bytes | None, INTS_OR_NONE] = None
+    num_scheduled: Annotated[bytes | None, INTS_OR_NONE] = None
 
 
 class Pool(msgspec.Struct, array_like=True):
@@ -98,12 +99,14 @@ class Windows(msgspec.Struct, array_like=True):
     """The saved blocks of block groups with a window.
 
     `rows`: (row, `first_held`, blocks) for each row that holds blocks, with the values that WindowTables has
-    for the row. `blocks`, `keys`: the blocks whose content is recorded, and these blocks' keys.
+    for the row. `blocks`, `keys`: the blocks whose content is recorded, and these blocks' keys. `contents`:
+    the pool's `window_content` by vLLM's rules.
     """
 
     rows: tuple[tuple[int, bytes, bytes], ...]
     blocks: bytes
     keys: bytes
+    contents: bytes = b""
 
 
 class States(msgspec.Struct, array_like=True):

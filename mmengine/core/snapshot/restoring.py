@@ -172,6 +172,9 @@ def _fill_windows(state: State, saved: Windows | None) -> None:
     for row, first_held, blocks in saved.rows:
         state.windows.restore_row(row, array(first_held), array(blocks))
     state.blocks.windows.restore(as_rows(saved.blocks), np.frombuffer(saved.keys, np.int64))
+    if state.has_lazy_windows:
+        contents = _column(saved.contents, np.dtype(np.int64), state.config.num_blocks)
+        state.blocks.window_content[:] = contents
 
 
 def _fill_encoder(cache: EncoderCache, body: Body) -> None:

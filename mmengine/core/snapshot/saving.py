@@ -98,13 +98,14 @@ def body_without_requests(state: State, started: ev.Started, sequence: int) -> B
 
 
 def _windows_of(state: State, rows: list[int]) -> Windows:
-    tables, keys = state.windows, state.blocks.windows.keys
-    blocks = np.flatnonzero(keys != NO_CONTENT)
+    tables, index = state.windows, state.blocks.windows
+    blocks = index.recorded()
     saved = (
         (row, tables.first_held[:, row].tobytes(), tables.held_by(row, state.num_blocks[row]).tobytes())
         for row in rows
     )
-    return Windows(tuple(saved), ints(blocks), keys[blocks].tobytes())
+    contents = state.blocks.window_content.tobytes() if state.has_lazy_windows else b""
+    return Windows(tuple(saved), ints(blocks), index.keys[blocks].tobytes(), contents)
 
 
 def _adapters_of(state: State) -> Adapters:

@@ -8,6 +8,7 @@ contents are all found, the block that was recorded first before the others.
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -63,6 +64,9 @@ class LazyWindowIndex(WindowIndex):
     def clear(self) -> None:
         super().clear()
         self._blocks_of.clear()
+
+    def recorded(self) -> np.ndarray:
+        return np.fromiter(chain.from_iterable(self._blocks_of.values()), np.intp)
 
     def restore(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         self.keys[blocks] = keys

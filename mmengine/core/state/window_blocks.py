@@ -70,6 +70,10 @@ class WindowIndex:
         self.keys[:] = NO_CONTENT
         self._block_of.clear()
 
+    def recorded(self) -> np.ndarray:
+        """Return the blocks whose content is recorded, in the order for `restore`."""
+        return np.flatnonzero(self.keys != NO_CONTENT)
+
     def restore(self, blocks: np.ndarray, keys: np.ndarray) -> None:
         """Restore these blocks' keys from a snapshot. This index must be empty."""
         self.keys[blocks] = keys
