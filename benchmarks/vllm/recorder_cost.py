@@ -42,7 +42,8 @@ class Side:
         self._runner, self._hasher = Runner(self.scheduler), block_hasher(config)
         self._random, self._rows, self._num_tokens, self._count = random.Random(7), rows, num_tokens, 0
         self._flying, self._overlaps = deque[tuple[Any, Any]](), config.scheduler_config.async_scheduling
-        self._alive: dict[str, Any] = {}  # the requests, and those that ended in the last step
+        # Request id -> request: the scheduler's requests, and the requests that ended in the last step.
+        self._alive: dict[str, Any] = {}
 
     def fill(self) -> list[Any]:
         """Return new requests for the rows that are free, and for 16 places in the queue."""
