@@ -55,9 +55,12 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
     return count * num_full + sum(min(count, -(-span // block_size) + 1) for span in spans)
 
 
-def full_group(groups: Sequence[BlockGroup]) -> int:
-    """Return the index of the first group without a window; 0 if every group has one."""
-    return next((number for number, group in enumerate(groups) if not group.window), 0)
+def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
+    """Return the groups' indices in the order of a log's columns: the first group without a window, then the
+    other groups.
+    """
+    first = next((number for number, group in enumerate(groups) if not group.window), 0)
+    return tuple(sorted(range(len(groups)), key=lambda number: number != first))
 
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from mmengine.block_groups import MAX_GROUPS, BlockGroup, full_group, longest_row
+from mmengine.block_groups import MAX_GROUPS, BlockGroup, longest_row
 from mmengine.errors import LogError
 from mmengine_vllm.vllm_object import VllmObject, read
 
@@ -91,14 +91,6 @@ def _window(spec: VllmObject, block_size: int) -> int | None:
     window = int(read(spec, "sliding_window", 0))
     is_window = is_window and 1 < window <= MAX_WINDOW and not read(spec, "extra_retained_tokens", 0)
     return window if is_window else None
-
-
-def recorded_groups(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
-    """Return the indices of the KV groups in the log's order: the first block group before the others."""
-    if not groups:
-        return ()
-    first = full_group(groups)
-    return first, *(number for number in range(len(groups)) if number != first)
 
 
 def by_number(given: Iterable[Sequence[Sequence[int]]], groups: tuple[int, ...]) -> list[int]:

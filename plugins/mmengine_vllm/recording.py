@@ -15,6 +15,7 @@ from types import FrameType
 
 from msgspec.structs import replace
 
+from mmengine.block_groups import log_order
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
@@ -29,7 +30,7 @@ from mmengine_vllm.host_facts import (
     started_of,
     unknown_fields,
 )
-from mmengine_vllm.kv_groups import full_attention_group, recorded_groups
+from mmengine_vllm.kv_groups import full_attention_group
 from mmengine_vllm.log_files import LogFile, LogSeries, free_folder
 from mmengine_vllm.midway import beginning_of
 from mmengine_vllm.recorder import Recorder, UnknownCall
@@ -280,7 +281,7 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
         block_size=config.block_size,
         overlaps=config.max_in_flight > 1,
         group=full_attention_group(scheduler),
-        groups=recorded_groups(config.block_groups),
+        groups=log_order(config.block_groups),
         counts_blocks=bool(not_derived(scheduler)),
         hides=hides,
         has_drafts=width > 0,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mmengine.block_groups import BlockGroup
+from mmengine.block_groups import BlockGroup, log_order
 from mmengine.core.state.lazy_windows import LazyWindowIndex, chain_digests, settled_tokens
 from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.events import vocabulary as ev
@@ -16,7 +16,7 @@ from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.replay.checked_log import CheckedLog
 from mmengine_vllm.host_facts import not_derived
-from mmengine_vllm.kv_groups import block_groups_of, recorded_groups, split_blocks
+from mmengine_vllm.kv_groups import block_groups_of, split_blocks
 from tests.events.logs import rewrite
 from tests.vllm.fake_scheduler import FakeScheduler, FullAttentionSpec
 from tests.vllm.test_vllm_recordings import RECORDINGS
@@ -46,7 +46,7 @@ def test_full_attention_beside_windows_is_recorded_as_block_groups(specs, window
     groups = block_groups_of(scheduler)
     assert groups == tuple(BlockGroup(window=window) for window in windows)
     assert not_derived(scheduler) == []
-    assert recorded_groups(groups)[0] == windows.index(0)
+    assert log_order(groups)[0] == windows.index(0)
 
 
 @pytest.mark.parametrize(

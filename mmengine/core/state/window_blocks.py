@@ -11,7 +11,7 @@ from itertools import repeat
 
 import numpy as np
 
-from mmengine.block_groups import full_group
+from mmengine.block_groups import log_order
 from mmengine.config import EngineConfig
 from mmengine.core.state.columns import NEVER
 from mmengine.core.state.prefix_index import NO_BLOCK, NO_CONTENT
@@ -92,10 +92,9 @@ class WindowTables:
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):
-        first, rows = full_group(config.block_groups), config.num_rows
-        others = [number for number in range(len(config.block_groups)) if number != first]
-        self.order = np.array([first, *others], np.intp)
-        groups = [config.block_groups[number] for number in others]
+        order, rows = log_order(config.block_groups), config.num_rows
+        self.order = np.array(order, np.intp)
+        groups = [config.block_groups[number] for number in order[1:]]
         self.num_groups, self._size = len(groups), config.block_size
         self.windows = np.array([group.window or _NO_WINDOW for group in groups], np.int64)[:, None]
         self.tables = np.zeros((len(groups), rows, num_numbers if groups else 0), np.int32)

@@ -14,6 +14,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import RequestStatus
 from vllm.version import __version__
 
+from mmengine.block_groups import log_order
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
@@ -25,7 +26,7 @@ from mmengine_vllm.contents import TokenIds
 from mmengine_vllm.deriving import scheduler_alone
 from mmengine_vllm.deriving.settings import check_version, settings_of
 from mmengine_vllm.host_facts import not_derived
-from mmengine_vllm.kv_groups import full_attention_group, recorded_groups
+from mmengine_vllm.kv_groups import full_attention_group
 from mmengine_vllm.recorder import Recorder
 from mmengine_vllm.vllm_object import VllmObject
 
@@ -84,7 +85,7 @@ class OwnScheduler:
             block_size=config.block_size,
             overlaps=config.max_in_flight > 1,
             group=full_attention_group(self.scheduler),
-            groups=recorded_groups(config.block_groups),
+            groups=log_order(config.block_groups),
             counts_blocks=bool(not_derived(self.scheduler)),
             has_drafts=config.num_draft_tokens > 0,
             has_adapters=config.max_loras > 0,

@@ -1,9 +1,10 @@
 """Reads the settings for vLLM's scheduler from a recorded log, for `scheduler_alone.py`."""
 
+from mmengine.block_groups import log_order
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.kv_groups import KV_SPECS, groups_of, recorded_groups
+from mmengine_vllm.kv_groups import KV_SPECS, groups_of
 from mmengine_vllm.vllm_object import VllmObject
 
 
@@ -37,7 +38,7 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
     if KV_SPECS in facts:
         settings["kv_groups"] = groups_of(facts[KV_SPECS])
         first = _number(facts, "recorded_kv_group", 0, prefix="")
-        settings["recorded_groups"] = recorded_groups(config.block_groups) or (first,)
+        settings["recorded_groups"] = log_order(config.block_groups) or (first,)
     return settings
 
 
