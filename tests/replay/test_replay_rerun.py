@@ -80,13 +80,16 @@ def one_seed(monkeypatch):
 
 @pytest.fixture
 def reruns(monkeypatch):
-    """Make the command print the result of its first rerun again, so that a second format costs no time."""
+    """Make the command print the result of its first rerun again, so that a second format costs no time. The
+    second command must have the same log and the same changes.
+    """
     results = []
 
-    def once(*arguments):
+    def once(folder, changes, *others):
         if not results:
-            results.append(rerun(*arguments))
-        return results[0]
+            results.append((folder, changes, rerun(folder, changes, *others)))
+        assert results[0][:2] == (folder, changes)
+        return results[0][2]
 
     monkeypatch.setattr(rerun_module, "rerun", once)
     return results
