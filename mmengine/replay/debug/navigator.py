@@ -156,10 +156,7 @@ class Navigator:
 
     def reload(self) -> None:
         """Compute the state at this position again. An interrupted move may have applied half a record."""
-        position = self.position
-        mark = self.marks.before(min(position, self._frontier))
-        self.cursor = self._cursor_at(mark, mark.saved.restore())
-        self.go(position)
+        self.cursor = next(self.walk(self.position))
 
     def _advance(self, cursor: Cursor) -> None:
         if self._is_interrupted:
