@@ -175,7 +175,7 @@ class BlockTables:
         return None
 
 
-def decisions(output, groups, block_size=1):
+def decisions(output, groups, block_size):
     """Return a call's decisions as plain values. Running requests come before admitted requests.
 
     "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
