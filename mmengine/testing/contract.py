@@ -15,8 +15,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -35,6 +34,7 @@ from mmengine.replay import verify
 from mmengine.request import MAX_LOGPROBS
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.text.request_output import Completion
+from mmengine.testing.near_ties import near_experts, routers, steps_below
 
 Chat = list[dict[str, object]]
 # Arguments of a transformers model's forward for one prompt: input_ids [1, n], attention_mask and others.
@@ -45,7 +45,6 @@ TOLERANCE = 2e-4  # Largest allowed difference of float32 log-probabilities.
 # an image may be ready too late for two rows to run at once.
 MOST_ROUNDS = 8
 NEAR_STEPS = 8  # Logits at most this many bfloat16 steps apart count as tied.
-NEAR_EXPERTS = 2  # The same limit, for the router logits of the last chosen and first rejected expert.
 MOST_NEAR_EXPERTS = 0.5  # Maximum share of tokens whose experts are nearly tied.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
@@ -145,47 +144,15 @@ def _in_bfloat16(inputs: Inputs) -> Inputs:
     return {name: each.bfloat16() if each.is_floating_point() else each for name, each in inputs.items()}
 
 
-def _steps_below(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return, as float32 [n], how many bfloat16 steps each token's logit is below the largest one."""
-    margins = logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    return margins / _step(logits.abs().amax(-1))
-
-
-@contextmanager
-def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """Yield a list that collects a transformers model's router outputs while the context lasts. An entry is a
-    pair: logits [n, number of experts], and the number of experts per token.
-    """
-    said: list[tuple[Tensor, int]] = []
-
-    def hear(module: torch.nn.Module, _: object, out: tuple[Tensor, ...]) -> None:
-        said.append((out[0].float(), int(vars(module)["top_k"])))
-
-    assert isinstance(reference, torch.nn.Module)
-    routers = [module for module in reference.modules() if type(module).__name__.endswith("TopKRouter")]
-    handles = [module.register_forward_hook(hear) for module in routers]
-    try:
-        yield said
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return, as bool [n], whether each token's last chosen and first rejected expert nearly tie in some
-    layer.
-    """
-    near = torch.zeros((), dtype=torch.bool)
-    for logits, top_k in said:
-        if top_k < logits.shape[1]:
-            first, *_, last, behind = logits.topk(top_k + 1).values.unbind(1)
-            near = near | (last - behind <= NEAR_EXPERTS * _step(torch.maximum(first.abs(), behind.abs())))
-    return near
-
-
-def _step(largest: Tensor) -> Tensor:
-    """Return the distance between neighbouring bfloat16 numbers of the magnitude of `largest`."""
-    return torch.exp2(torch.floor(torch.log2(largest)) - 7)
+def check_log_probabilities(answer: Completion, logits: Tensor) -> None:
+    """Compare the log-probabilities of a prompt's tokens with a reference's logits, float32 [n, vocab]."""
+    wanted, said = logits.log_softmax(-1), answer.prompt_logprobs
+    assert said is not None and len(said) == len(wanted)
+    for place, entries in enumerate(said[1:]):
+        assert entries is not None
+        ids, scores = zip(*entries, strict=True)
+        gap = wanted[place, list(ids)] - torch.tensor(scores)
+        assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
 
 
 class PluginContract:
@@ -292,35 +259,40 @@ class PluginContract:
         with self._engine(made, self.settings(name)) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
-            wanted = _logits(made.reference, inputs).log_softmax(-1)
-            said = answer.prompt_logprobs
-            assert said is not None and len(said) == len(wanted)
-            for place, entries in enumerate(said[1:]):
-                assert entries is not None
-                ids, scores = zip(*entries, strict=True)
-                gap = wanted[place, list(ids)] - torch.tensor(scores)
-                assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
+            check_log_probabilities(answer, _logits(made.reference, inputs))
 
     @pytest.mark.parametrize("name", SETTINGS)
     def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
         """Compare greedy tokens in float32, and verify the engine's log."""
-        settings, chats, tokens = self.settings(name), self.chats, made.tokens
-        if name == "preempted":  # The pool has blocks for two of the longest prompts, but not for answers.
+        self._check_tokens(made, self.chats, name, tmp_path / "log", num_spare=2)
+
+    def _check_tokens(
+        self, made: Checkpoint, chats: Sequence[Chat], name: str, log: Path, num_spare: int
+    ) -> None:
+        """Compare greedy tokens of each chat at least twice, and verify the engine's log.
+
+        `made`: has the inputs and tokens of `chats`. `name`: a key of SETTINGS. `num_spare`: number of blocks
+        in the pool of "preempted" beside two of the longest prompts; too few for their answers.
+        """
+        settings, tokens = self.settings(name), made.tokens
+        num_new = len(tokens[0])
+        if name == "preempted":
             lengths = [inputs["input_ids"].shape[1] for inputs in made.inputs]
             place = lengths.index(max(lengths))
             chats, tokens = [chats[place]] * 3, [tokens[place]] * 3
-            settings |= {"max_model_len": max(lengths) + NUM_NEW, "num_blocks": 3 + 2 * -(-max(lengths) // 4)}
-        with self._engine(made, settings, tmp_path / "log") as engine:
+            num_blocks = 1 + num_spare + 2 * -(-max(lengths) // 4)
+            settings |= {"max_model_len": max(lengths) + num_new, "num_blocks": num_blocks}
+        with self._engine(made, settings, log) as engine:
             for number in range(MOST_ROUNDS):
                 if number >= 2 and (name != "preempted" or engine.stats().num_preemptions):
                     break
-                answers = engine.generate(chats, max_tokens=NUM_NEW, ignore_eos=True)
+                answers = engine.generate(chats, max_tokens=num_new, ignore_eos=True)
                 assert [answer.token_ids for answer in answers] == tokens
             stats = engine.stats()
         assert (stats.num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
         assert (stats.num_preemptions > 0) is (name == "preempted")
         assert (sum(counts.accepted for counts in stats.drafts.values()) > 0) is (name == "drafted")
-        report = verify(tmp_path / "log")
+        report = verify(log)
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
@@ -336,10 +308,10 @@ class PluginContract:
         for answer, inputs in zip(answers, made.inputs, strict=True):
             whole = _extend_prompt(inputs, answer.token_ids[:-1])
             exact = _logits(made.reference, whole)[-NUM_NEW:]
-            with _routers(reduced) as said:
+            with routers(reduced) as said:
                 logits = _logits(reduced, _in_bfloat16(whole))[-NUM_NEW:]
-            steps = torch.minimum(*(_steps_below(each, answer.token_ids) for each in (logits, exact)))
-            near = _near_experts(said).expand(-1 if said else NUM_NEW)[-NUM_NEW:]
+            steps = torch.minimum(*(steps_below(each, answer.token_ids) for each in (logits, exact)))
+            near = near_experts(said).expand(-1 if said else NUM_NEW)[-NUM_NEW:]
             assert near.float().mean() <= MOST_NEAR_EXPERTS, "experts are near ties at most tokens"
             worst = steps.masked_fill(near, 0).max()
             print(f"chosen at most {worst:.1f} steps below the likeliest")

@@ -1,10 +1,7 @@
 """The plugin contract for the fallback plugin mmengine_transformers, with the factories in this folder."""
 
-import base64
-import io
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,10 +12,11 @@ from mmengine.replay import verify
 from mmengine.serve.engine.engine import Engine
 from mmengine.testing.contract import CHATS, NEAR_STEPS, NUM_NEW, SETTINGS, PluginContract
 from mmengine_transformers import plugin
-from mmengine_transformers.media.packing import unpack
 from tests.any_model.catalogue import IMAGE, VIDEO, write
 from tests.any_model.exceptions import ATOMIC, NEAR, NO_BFLOAT16, ONE_IMAGE, OWN_PROMPT, WHOLE_PROMPT
+from tests.any_model.item_tensors import check_tensors
 from tests.any_model.killed import tokens_after_a_kill
+from tests.any_model.media_files import with_files
 from tests.any_model.video_checks import VideoChecks
 from tests.pictures import asked, noise
 
@@ -110,15 +108,8 @@ class HostedContract(VideoChecks, PluginContract):
             prepared = processor.prepare(chat)
             if self.kind not in OWN_PROMPT:
                 assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
-            if len(prepared.media) != 1:
-                continue
-            (item,) = unpack(prepared.media[0].patches)
-            assert item.arrays.keys() <= inputs.keys()
-            for entry in item.header.tensors:
-                theirs = inputs[entry.name]
-                if entry.dtype == "bfloat16":
-                    theirs = theirs.bfloat16().view(torch.uint16)
-                assert np.array_equal(item.arrays[entry.name], theirs.numpy()), entry.name
+            if len(prepared.media) == 1:
+                check_tensors(prepared.media[0].patches, inputs)
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made):
         if self.kind in NO_BFLOAT16:
@@ -133,7 +124,7 @@ class HostedContract(VideoChecks, PluginContract):
         def make_engine(resume):
             return self._engine(made, {**settings, "snapshot_bytes": 4096}, log, resume=resume)
 
-        chats = [_encoded(chat) for chat in self.chats]
+        chats = [with_files(chat) for chat in self.chats]
         assert tokens_after_a_kill(make_engine, chats, NUM_NEW, KILLED_AT) == made.tokens
         report = verify(log)
         assert report.ok and report.rederived and not report.unfinished
@@ -163,31 +154,15 @@ class HostedContract(VideoChecks, PluginContract):
             if self.kind in ATOMIC:
                 assert engine.generate([self.chats[0]], max_tokens=1)
 
-    def _generate(self, made, inputs):
+    def _generate(self, made, inputs, num_new=NUM_SHORT):
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        out = made.reference.generate(**inputs, max_new_tokens=NUM_SHORT, **options)
+        out = made.reference.generate(**inputs, max_new_tokens=num_new, **options)
         return out[0, inputs["input_ids"].shape[1] :].tolist()
 
     def _engine(self, made, settings, log=None, dtype="float32", resume=None):
         sizes = {"num_blocks": 1025, "max_model_len": 1024, "spec": "none", "num_threads": 1}
         config = EngineConfig.from_dict({**sizes, "model_impl": "transformers", **settings})
         return Engine(made.folder, device="cpu", dtype=dtype, config=config, log=log, resume=resume)
-
-
-def _encoded(chat):
-    """Return a chat with its images as files in `data:` URLs, which a log can restore."""
-    content = chat[0]["content"]
-    if isinstance(content, str):
-        return chat
-    parts = []
-    for part in content:
-        if part["type"] == "image":
-            file = io.BytesIO()
-            part["image"].save(file, "PNG")
-            url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-            part = {"type": "image_url", "image_url": {"url": url}}
-        parts.append(part)
-    return [{"role": "user", "content": parts}]
 
 
 def contract_of(kind: str, base: type[HostedContract] = HostedContract) -> type[HostedContract]:

@@ -1,10 +1,7 @@
 """The plugin contract's checks of videos: a base class of HostedContract."""
 
-import base64
-import io
-from fractions import Fraction
+from dataclasses import replace
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -13,10 +10,11 @@ import transformers
 from mmengine.errors import InvalidRequest
 from mmengine.replay import verify
 from mmengine.request import MAX_LOGPROBS
-from mmengine.testing.contract import MOST_ROUNDS, TOLERANCE
-from mmengine_transformers.media.packing import unpack
+from mmengine.testing.contract import check_log_probabilities
 from tests.any_model.exceptions import BY_PARTS, NO_VIDEO, NOT_MIXED, ONE_IMAGE
+from tests.any_model.item_tensors import check_tensors
 from tests.any_model.killed import tokens_after_a_kill
+from tests.any_model.media_files import video_url, with_files
 from tests.pictures import noise
 
 FPS = 1.25
@@ -73,9 +71,7 @@ class VideoChecks:
             prepared = processor.prepare(chat)
             assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
             if len(prepared.media) == 1:
-                (item,) = unpack(prepared.media[0].patches)
-                for entry in item.header.tensors:
-                    assert np.array_equal(item.arrays[entry.name], inputs[entry.name].numpy()), entry.name
+                check_tensors(prepared.media[0].patches, inputs)
 
     def test_frames_of_files_are_chosen_as_transformers_does(self, made, processor):
         """Compare token ids and tensors for a file from which the processor chooses frames."""
@@ -95,13 +91,10 @@ class VideoChecks:
             add_special_tokens=False,
             return_tensors="pt",
         )
-        url = _url("video/quicktime", _video_file(LONG, LONG_FPS))
-        part = {"type": "video", "video": url, **options}
+        part = {"type": "video", "video": video_url(LONG, LONG_FPS), **options}
         prepared = processor.prepare([{"role": "user", "content": [part]}])
         assert prepared.prompt_token_ids.tolist() == wanted["input_ids"][0].tolist()
-        (item,) = unpack(prepared.media[0].patches)
-        for entry in item.header.tensors:
-            assert np.array_equal(item.arrays[entry.name], wanted[entry.name].numpy()), entry.name
+        check_tensors(prepared.media[0].patches, wanted)
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_video_log_probabilities_are_transformers(self, made, name):
@@ -114,50 +107,25 @@ class VideoChecks:
             is_mixed = self.kind in BY_PARTS and chat is VIDEO_CHATS[-1]
             with torch.inference_mode():
                 logits = mixed_logits(made.reference, given) if is_mixed else made.reference(**given).logits
-            wanted = logits[0].float().log_softmax(-1)
-            for place, entries in enumerate(answer.prompt_logprobs[1:]):
-                ids, scores = zip(*entries, strict=True)
-                gap = wanted[place, list(ids)] - torch.tensor(scores)
-                assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
+            check_log_probabilities(answer, logits[0].float())
 
     @pytest.mark.parametrize("name", WAYS)
     def test_video_tokens_are_transformers(self, made, tmp_path, name):
         """Compare greedy tokens of each prompt at least twice, and verify the log."""
-        chats, wanted = self._answers(made)
-        settings = self.settings(name)
-        if name == "preempted":
-            # The pool has blocks for two of the longest prompts, and one block for their answers.
-            lengths = [given["input_ids"].shape[1] for _, given in self._videos(made)]
-            place = lengths.index(max(lengths))
-            chats, wanted = [chats[place]] * 3, [wanted[place]] * 3
-            settings |= {
-                "max_model_len": max(lengths) + NUM_SHORT,
-                "num_blocks": 2 + 2 * -(-max(lengths) // 4),
-            }
-        with self._engine(made, settings, tmp_path / "log") as engine:
-            for number in range(MOST_ROUNDS):
-                if number >= 2 and (name != "preempted" or engine.stats().num_preemptions):
-                    break
-                answers = engine.generate(chats, max_tokens=NUM_SHORT, ignore_eos=True)
-                assert [answer.token_ids for answer in answers] == wanted
-            stats = engine.stats()
-        assert (stats.num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
-        assert (stats.num_preemptions > 0) is (name == "preempted")
-        assert (sum(counts.accepted for counts in stats.drafts.values()) > 0) is (name == "drafted")
-        report = verify(tmp_path / "log")
-        assert report.ok and report.rederived and not report.unfinished
+        chats, filmed = self._filmed(made)
+        self._check_tokens(filmed, chats, name, tmp_path / "log", num_spare=1)
 
     def test_a_killed_process_continues_with_videos(self, made, tmp_path):
         """Kill the process while prompts with video files are computed, and verify the continued log."""
-        chats, wanted = self._answers(made)
+        chats, filmed = self._filmed(made)
         log = tmp_path / "log"
 
         def make_engine(resume):
             settings = {**self.settings("in chunks"), "snapshot_bytes": 4096}
             return self._engine(made, settings, log, resume=resume)
 
-        files = [_with_files(chat) for chat in chats]
-        assert tokens_after_a_kill(make_engine, files, NUM_SHORT, KILLED_AT) == wanted
+        files = [with_files(chat, FPS) for chat in chats]
+        assert tokens_after_a_kill(make_engine, files, NUM_SHORT, KILLED_AT) == filmed.tokens
         report = verify(log)
         assert report.ok and report.rederived and not report.unfinished
 
@@ -176,18 +144,13 @@ class VideoChecks:
             type(self)._pairs = [(chat, video_inputs(made.folder, chat)) for chat in chats]
         return type(self)._pairs
 
-    def _answers(self, made):
-        """Return the chats and transformers' greedy tokens."""
-        pairs = self._videos(made)
-        if "_wanted" not in vars(type(self)):
-            options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-            type(self)._wanted = [
-                made.reference.generate(**given, max_new_tokens=NUM_SHORT, **options)[
-                    0, given["input_ids"].shape[1] :
-                ].tolist()
-                for _, given in pairs
-            ]
-        return [chat for chat, _ in pairs], type(self)._wanted
+    def _filmed(self, made):
+        """Return the chats, and the checkpoint with their inputs and transformers' greedy tokens."""
+        chats, inputs = zip(*self._videos(made), strict=True)
+        if "_with_videos" not in vars(type(self)):
+            tokens = [self._generate(made, given, NUM_SHORT) for given in inputs]
+            type(self)._with_videos = replace(made, inputs=inputs, tokens=tokens)
+        return list(chats), type(self)._with_videos
 
 
 def mixed_logits(reference, inputs):
@@ -226,33 +189,3 @@ def video_inputs(folder, chat):
         **given,
     )
     return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
-
-
-def _with_files(chat):
-    """Return a chat with its images and videos as files in `data:` URLs, which a log can restore."""
-    parts = []
-    for part in chat[0]["content"]:
-        if part["type"] == "image":
-            file = io.BytesIO()
-            part["image"].save(file, "PNG")
-            part = {"type": "image", "image": _url("image/png", file)}
-        elif part["type"] == "video":
-            part = {**part, "video": _url("video/quicktime", _video_file(part["video"]))}
-        parts.append(part)
-    return [{"role": "user", "content": parts}]
-
-
-def _url(kind, file):
-    return f"data:{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _video_file(frames, fps=FPS):
-    """Return a video file that stores the frames' exact pixels."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mov") as container:
-        stream = container.add_stream("png", rate=Fraction(fps))
-        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "rgb24"
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
-        container.mux(stream.encode(None))
-    return file
