@@ -106,7 +106,8 @@ def tiled(kind: str) -> Callable[[Ids], torch.nn.Module]:
     )
 
 
-def _llava(kind: str, **fields: object) -> Callable[[Ids], torch.nn.Module]:
+def llava(kind: str, **fields: object) -> Callable[[Ids], torch.nn.Module]:
+    """Return a function that builds a model of LLaVA's kind."""
     return lambda ids: build(
         kind, text_config=text("llama"), vision_config=CLIP, image_token_index=ids["<image>"], **fields
     )
@@ -189,11 +190,11 @@ FACTORIES: dict[str, Factory] = {
         processor("LightOnOcrProcessor", "PixtralImageProcessor", PIXTRAL_SETTINGS, **MERGED),
     ),
     "llava": Factory(
-        PLAIN, _llava("llava"), processor("LlavaProcessor", "CLIPImageProcessor", CUT, **STRATEGY)
+        PLAIN, llava("llava"), processor("LlavaProcessor", "CLIPImageProcessor", CUT, **STRATEGY)
     ),
     "llava_next": Factory(
         PLAIN,
-        _llava("llava_next", image_grid_pinpoints=PINPOINTS),
+        llava("llava_next", image_grid_pinpoints=PINPOINTS),
         processor(
             "LlavaNextProcessor",
             "LlavaNextImageProcessor",

@@ -1,30 +1,28 @@
 """Factories for architectures that are mostly used with videos. Their processors need torchvision."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 
 from tests.any_model.factories import BASE, Factory, Ids, Words
 from tests.any_model.factories_grid import CLIPS, QWEN, QWEN_IDS, QWEN_TOKENS, TOWER, media, named
 from tests.any_model.factories_image import (
-    CLIP,
     CUT,
     GRID,
     MROPE,
     PINPOINTS,
-    SIDE,
     SMALL_TILES,
     STRATEGY,
     TILED,
     VISION,
     build,
+    llava,
     tiled,
 )
 from tests.any_model.factories_image import text as text_config
 
 PAIR_TOKENS = {"image_token": "<image>", "video_token": "<video>"}
 PAIR = Words(("<image>", "<video>"), PAIR_TOKENS, "<image>", "<video>")
-FRAMES: Mapping[str, object] = {"size": {"shortest_edge": 56}, "crop_size": SIDE}
 
 
 def _qwen3_vl(ids: Ids) -> torch.nn.Module:
@@ -52,35 +50,18 @@ def _video_llama_3(ids: Ids) -> torch.nn.Module:
     )
 
 
-def _llava_next_video(ids: Ids) -> torch.nn.Module:
-    return build(
-        "llava_next_video",
-        text_config=text_config("llama"),
-        vision_config=CLIP,
-        image_token_index=ids["<image>"],
-        video_token_index=ids["<video>"],
-        image_grid_pinpoints=PINPOINTS,
-    )
-
-
-def _video_llava(ids: Ids) -> torch.nn.Module:
-    return build(
-        "video_llava",
-        text_config=text_config("llama"),
-        vision_config=CLIP,
-        image_token_index=ids["<image>"],
-        video_token_index=ids["<video>"],
-    )
+def _llava_with_videos(kind: str, **fields: object) -> Callable[[Ids], torch.nn.Module]:
+    return lambda ids: llava(kind, video_token_index=ids["<video>"], **fields)(ids)
 
 
 FACTORIES: dict[str, Factory] = {
     "llava_next_video": Factory(
         PAIR,
-        _llava_next_video,
+        _llava_with_videos("llava_next_video", image_grid_pinpoints=PINPOINTS),
         media(
             *("LlavaNextVideoProcessor", "LlavaNextImageProcessor", "LlavaNextVideoVideoProcessor"),
             {**CUT, "image_grid_pinpoints": PINPOINTS},
-            FRAMES,
+            CUT,
             **STRATEGY,
         ),
     ),
@@ -109,11 +90,11 @@ FACTORIES: dict[str, Factory] = {
     ),
     "video_llava": Factory(
         PAIR,
-        _video_llava,
+        _llava_with_videos("video_llava"),
         media(
             *("VideoLlavaProcessor", "VideoLlavaImageProcessor", "VideoLlavaVideoProcessor"),
-            {"size": {"shortest_edge": 56}, "crop_size": SIDE},
-            FRAMES,
+            CUT,
+            CUT,
             patch_size=14,
         ),
     ),
