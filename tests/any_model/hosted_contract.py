@@ -103,7 +103,11 @@ class HostedContract(VideoChecks, PluginContract):
         assert (plugin_for(made.folder) is self.plugin) is not is_described
 
     def test_prompts_are_transformers(self, made, processor):
-        """Compare token ids and, if there is a single image, its tensors."""
+        """Compare token ids and, if there is a single image, its tensors. Compare the modalities with the
+        catalogue's.
+        """
+        modalities = ["image"] * (self.kind in IMAGE) + ["video"] * (self.kind in VIDEO)
+        assert sorted(processor.media.modalities if processor.media else ()) == modalities
         for chat, inputs in zip(self.chats, made.inputs, strict=True):
             prepared = processor.prepare(chat)
             if self.kind not in OWN_PROMPT:

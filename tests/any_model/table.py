@@ -39,6 +39,7 @@ from tests.any_model.rows import (  # noqa: E402
     ALL_CHECKS,
     BROKEN,
     CHECKS,
+    GOOD,
     UNKNOWN,
     VIDEO_CHECKS,
     Row,
@@ -93,7 +94,13 @@ def _store(name: str, row: dict[str, object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", help="Names of factories to run again; no page is written.")
-    parser.add_argument("--checks", nargs="*", help="Columns to run; no row is stored. Needs --only.")
+    parser.add_argument(
+        "--checks",
+        nargs="*",
+        choices=list(ALL_CHECKS),
+        metavar="COLUMN",
+        help="Columns to run, whose cells are printed; no row is stored. Needs --only.",
+    )
     parser.add_argument("--fresh", action="store_true", help="Forget finished rows.")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="Number of processes.")
     options = parser.parse_args()
@@ -118,8 +125,8 @@ def main() -> None:
             row = done[name] = Row(**found)
             if not options.checks:
                 _store(name, found)
-            bad = {check: cell for check, cell in row.cells.items() if cell not in ("equal", "-")}
-            print(f"{row.verdict:12}{name} {row.reason} {bad or ''}".rstrip(), flush=True)
+            cells = {check: cell for check, cell in row.cells.items() if options.checks or cell not in GOOD}
+            print(f"{row.verdict:12}{name} {row.reason} {cells or ''}".rstrip(), flush=True)
     print(f"{time.monotonic() - started:.0f} s with {options.workers} workers")
     if options.only is None:
         write_page(PAGE, list(done.values()), list(CHECKS), list(VIDEO_CHECKS), transformers.__version__)
