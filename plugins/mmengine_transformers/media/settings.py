@@ -21,7 +21,7 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.settings import CheckLength
 from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.packing import pack
-from mmengine_transformers.media.videos import read_frames
+from mmengine_transformers.media.videos import read_frames, shrunk_size
 
 _OPTIONS = frozenset({"max_pixels"})
 _VIDEO_OPTIONS = frozenset(
@@ -82,11 +82,10 @@ class HostedMedia:
         self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
     ) -> DecodedMedia:
         """See MediaSettings. `max_pixels` shrinks the image before the processor gets it."""
-        if options.max_pixels is not None and image.width * image.height > options.max_pixels:
-            scale = (options.max_pixels / (image.width * image.height)) ** 0.5
-            size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
-            image = image.resize(size, Image.Resampling.BICUBIC)
-        self._check_early("image", (image.height, image.width), check_length)
+        height, width = shrunk_size((image.height, image.width), options.max_pixels)
+        self._check_early("image", (height, width), check_length)
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
         return self._packed("image", {"images": [image]}, check_length, where)
 
     def prepare_video(

@@ -128,7 +128,7 @@ def read_frames(
     """
     with open_clip(source, access, where) as (clip, indices):
         sample = sample_clip(clip, indices, options, HostedSampling(video_processor), where)
-        count, (height, width) = len(sample.wanted), _frame_size(clip, options)
+        count, (height, width) = len(sample.wanted), shrunk_size(clip.size, options.max_pixels)
         if count * height * width > MAX_SOURCE_PIXELS:
             raise InvalidMedia(
                 f"{where}: {count} frames of {width} x {height} pixels have more than {MAX_SOURCE_PIXELS} "
@@ -145,12 +145,12 @@ def read_frames(
         return Frames(pixels, _metadata(sample, total, (height, width)))
 
 
-def _frame_size(clip: Clip, options: VideoOptions) -> tuple[int, int]:
-    """Return the frames' (height, width), with at most `max_pixels` pixels."""
-    height, width = clip.size
-    if options.max_pixels is None or height * width <= options.max_pixels:
-        return height, width
-    scale = (options.max_pixels / (height * width)) ** 0.5
+def shrunk_size(size: tuple[int, int], max_pixels: int | None) -> tuple[int, int]:
+    """Return the (height, width) to which an image or a frame shrinks for at most `max_pixels` pixels."""
+    height, width = size
+    if max_pixels is None or height * width <= max_pixels:
+        return size
+    scale = (max_pixels / (height * width)) ** 0.5
     return max(1, int(height * scale)), max(1, int(width * scale))
 
 
