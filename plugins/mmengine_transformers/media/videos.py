@@ -134,6 +134,7 @@ def read_frames(
                 f"{where}: {count} frames of {width} x {height} pixels have more than {MAX_SOURCE_PIXELS} "
                 "pixels; lower fps, num_frames or max_pixels"
             )
+        total = _stated_total(source, sample, where) or _total(clip, sample, options, where)
         check_size(count, height, width)
         pixels = np.empty((count, 3, height, width), np.uint8)
         for place, frame in enumerate(clip.frames(sample.wanted.tolist())):
@@ -141,7 +142,6 @@ def read_frames(
                 resized = Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC)
                 frame = np.asarray(resized)
             pixels[place] = frame.transpose(2, 0, 1)
-        total = _stated_total(source, sample, where) or _total(clip, sample, options, where)
         return Frames(pixels, _metadata(sample, total, (height, width)))
 
 
