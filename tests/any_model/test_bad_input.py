@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from mmengine.errors import ModelError
 from mmengine_transformers import network, plugin
+from mmengine_transformers.media.processors import open_processor
 from mmengine_transformers.torchvision import import_reason
 from tests.any_model.catalogue import write
 
@@ -117,3 +119,9 @@ def test_modules_that_fail_in_the_tests_at_load_are_refused_by_name(tmp_path, mo
     monkeypatch.setattr(network, "check_masks", fail)
     with pytest.raises(ModelError, match=r"Olmo2ForCausalLM .* fail in a test at load: .*'Linear' object"):
         plugin.load_model(tmp_path, device="cpu", dtype="float32")
+
+
+def test_a_model_folder_needs_no_temporary_folder(tmp_path, monkeypatch):
+    write("gemma3", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert type(open_processor(tmp_path)).__name__ == "Gemma3Processor"

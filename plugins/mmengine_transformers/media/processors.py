@@ -7,6 +7,8 @@ import json
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,8 +54,7 @@ def open_processor(folder: Path) -> Any:
                     f"{transformers.__version__} has no processor class of its own for it"
                 )
     try:
-        with _OPENING, tempfile.TemporaryDirectory() as made:
-            where = _as_folder(folder, Path(made)) if is_gguf(folder) else folder
+        with _OPENING, _processor_folder(folder) as where:
             return transformers.AutoProcessor.from_pretrained(
                 where, local_files_only=True, trust_remote_code=False
             )
@@ -61,15 +62,20 @@ def open_processor(folder: Path) -> Any:
         raise ModelError(f"{folder}: {_reason(error)}") from error
 
 
-def _as_folder(model: Path, folder: Path) -> Path:
-    """Write the tokenizer and the processor settings of a GGUF model into `folder`, and return `folder`."""
-    for name in ("tokenizer.json", "tokenizer_config.json", *_FILES):
-        if has_model_file(model, name):
-            content = read_model_json(model, name)
-            if name == "tokenizer_config.json":
-                content = {"tokenizer_class": "PreTrainedTokenizerFast", **content}
-            (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    return folder
+@contextmanager
+def _processor_folder(model: Path) -> Iterator[Path]:
+    """Yield a folder with the tokenizer and the processor settings. For a GGUF model: a temporary folder."""
+    if not is_gguf(model):
+        yield model
+        return
+    with tempfile.TemporaryDirectory() as made:
+        for name in ("tokenizer.json", "tokenizer_config.json", *_FILES):
+            if has_model_file(model, name):
+                content = read_model_json(model, name)
+                if name == "tokenizer_config.json":
+                    content = {"tokenizer_class": "PreTrainedTokenizerFast", **content}
+                Path(made, name).write_text(json.dumps(content), encoding="utf-8")
+        yield Path(made)
 
 
 def _reason(error: Exception) -> str:
