@@ -23,7 +23,9 @@ DEFAULT_POSITIONS = 4096
 
 
 class HostedProcessor(ChatProcessor):
-    """A ChatProcessor that enforces `max_images` (HostedMedia), the maximum number of images in a prompt."""
+    """A ChatProcessor that enforces `max_images` (HostedMedia), the maximum number of images in a prompt, and
+    that names the reason if the model takes no videos.
+    """
 
     def _check_taken(self, *parts: Sequence[MediaPart]) -> None:
         settings = None if self.media is None else self.media.settings

@@ -30,7 +30,7 @@ def clip(seed, num_frames, size):
 
 
 FIRST, SECOND = clip(3, 4, (60, 90)), clip(4, 4, (60, 90))
-SECOND[1] = SECOND[0]  # VideoLLaMA 3 leaves out embeddings of what does not change.
+SECOND[1] = SECOND[0]  # VideoLLaMA 3 drops the embeddings of unchanged patches.
 ODD = clip(5, 3, (64, 48))
 LONG, LONG_FPS = clip(6, 20, (32, 48)), 4.0
 

@@ -83,7 +83,7 @@ class MediaEncoder:
             features = self._model.multi_modal_projector(_joined(out.last_hidden_state))
         else:
             features = _joined(getattr(out, "pooler_output", out))
-        if _KEPT in tensors:  # VideoLLaMA 3 leaves out what does not change between frames.
+        if _KEPT in tensors:  # VideoLLaMA 3 drops unchanged patches.
             features = features[tensors[_KEPT].bool()]
         deepstack = getattr(out, "deepstack_features", None)
         if deepstack is not None and len(deepstack):

@@ -76,8 +76,9 @@ def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
     found = settings.prepare_image(sample_image(), ImageOptions(), lambda _: None, "the probe image")
     encoder = MediaEncoder(model, torch.from_numpy(found.patches))
     if settings.video:
-        source = sample_frames(), {"fps": _FPS, "frames_indices": list(range(_NUM_FRAMES))}
-        found = settings.prepare_video(source, VideoOptions(), Access(), lambda _: None, "the probe video")
+        found = settings.prepare_video(
+            sample_video(), VideoOptions(), Access(), lambda _: None, "the probe video"
+        )
         try:
             if encoder.check(torch.from_numpy(found.patches), "video") != encoder.num_deepstack:
                 raise ModelError(f"{type(model).__name__} gives other layers' features for videos")
@@ -106,12 +107,9 @@ def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
     """
     if getattr(processor, "video_processor", None) is None:
         return "", "", "the model's processor takes no videos"
-    frames = sample_frames()
-    indices = list(range(_NUM_FRAMES))
-    metadata = {"total_num_frames": _NUM_FRAMES, "fps": _FPS, "frames_indices": indices}
     try:
         marker = _marker(processor, "video")
-        prompt, text, _ = _try_item(processor, "video", marker, video_arguments(frames, metadata))
+        prompt, text, _ = _try_item(processor, "video", marker, video_arguments(*sample_video()))
     except ModelError as error:
         return "", "", error.text
     if not any(token in text for token in embeds):
@@ -147,9 +145,15 @@ def sample_image() -> Image.Image:
     return Image.fromarray(sample_frames()[0].transpose(1, 2, 0))
 
 
+def sample_video() -> tuple[np.ndarray, dict[str, object]]:
+    """Return the frames of `sample_frames`, and their metadata."""
+    indices = list(range(_NUM_FRAMES))
+    return sample_frames(), {"total_num_frames": _NUM_FRAMES, "fps": _FPS, "frames_indices": indices}
+
+
 def sample_frames() -> np.ndarray:
     """Return a small video of noise, uint8 [t, 3, h, w]. The first two frames are equal, because some models
-    leave out embeddings of what does not change.
+    drop the embeddings of unchanged patches.
     """
     width, height = _PROBE_SIZE
     frames = np.random.default_rng(0).integers(0, 255, (_NUM_FRAMES, height, width, 3), dtype=np.uint8)

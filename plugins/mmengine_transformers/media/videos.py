@@ -27,7 +27,7 @@ _NOT_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "dev
 
 
 class VideoProcessor(Protocol):
-    """What is used of a video processor of transformers."""
+    """The part of transformers' video processors that this module uses."""
 
     valid_kwargs: type
 
