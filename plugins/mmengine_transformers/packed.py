@@ -79,11 +79,11 @@ def packed_embedding(embedding: nn.Module, head: PackedLayer) -> PackedEmbedding
     """Return the replacement for an embedding that is tied to the head, or None if the embedding computes
     something else than rows, or rows times its `embed_scale`.
     """
-    if not isinstance(embedding, nn.Embedding):
-        return None
+    if type(embedding) is nn.Embedding:
+        return PackedEmbedding(head)
     scale = getattr(embedding, "embed_scale", None)
-    if type(embedding) is nn.Embedding or scale is None:
-        return PackedEmbedding(head) if type(embedding) is nn.Embedding else None
+    if not isinstance(embedding, nn.Embedding) or scale is None:
+        return None
     made = PackedEmbedding(head, torch.as_tensor(scale))
     # The class is unknown, so its rows are compared. The head's codes may round a row in bfloat16.
     step = max(1, head.out_features // _NUM_COMPARED)
