@@ -47,8 +47,10 @@ def decoder(settings: bytes) -> MediaDecoder:
 def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
     data = list(media.data) if isinstance(media.data, tuple) else media.data
     times = media.times
-    metadata = dict(zip(("fps", "frames_indices", "total_num_frames"), times or (), strict=False))
-    source = (data, metadata) if metadata else data
+    source: object = data
+    if times is not None:
+        metadata = {"fps": times.fps, "frames_indices": times.indices, "total_num_frames": times.total}
+        source = data, metadata
     return loader.decode(MediaPart(media.modality, source, {}, media.where), media.options, Access())
 
 

@@ -98,8 +98,15 @@ class MediaLoader:
         else:
             found = self.decoder(encoded)
         mm_hash = self._mm_hash(part.modality, found.patches, found.grid)
-        times = found.timestamps, found.duration
-        return LoadedMedia(found.patches, found.grid, mm_hash, *times, found.tiles, found.interval)
+        return LoadedMedia(
+            found.patches,
+            found.grid,
+            mm_hash,
+            found.timestamps,
+            found.duration,
+            found.tiles,
+            found.interval,
+        )
 
     def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
         """Decode media on the calling thread. Raises InvalidMedia, InvalidRequest."""

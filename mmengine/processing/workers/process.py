@@ -133,8 +133,9 @@ class DecoderProcess:
         pixels: bytearray | mmap.mmap
         pixels = self._wire.receive_bytes(size) if descriptor is None else map_file(descriptor, size)
         patches = np.frombuffer(pixels, np.uint8).reshape(answer.shape)
-        times = answer.timestamps, answer.duration
-        return DecodedMedia(patches, answer.grid, *times, answer.tiles, answer.interval)
+        return DecodedMedia(
+            patches, answer.grid, answer.timestamps, answer.duration, answer.tiles, answer.interval
+        )
 
     def _error(self, answer: Refused, where: str) -> Exception:
         match answer.kind:

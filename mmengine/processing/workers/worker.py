@@ -145,9 +145,15 @@ def _for_memory(error: BaseException | None) -> bool:
 
 
 def _done(found: DecodedMedia, *, is_inline: bool) -> Done:
-    shape = found.patches.shape[0], found.patches.shape[1]
-    times = found.timestamps, is_inline, found.duration
-    return Done(shape, found.grid, *times, found.tiles, found.interval)
+    return Done(
+        shape=(found.patches.shape[0], found.patches.shape[1]),
+        grid=found.grid,
+        timestamps=found.timestamps,
+        inline=is_inline,
+        duration=found.duration,
+        tiles=found.tiles,
+        interval=found.interval,
+    )
 
 
 def _send(wire: Wire, found: DecodedMedia) -> None:
