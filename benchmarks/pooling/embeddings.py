@@ -30,6 +30,11 @@ TITLE = "Embeddings on a CPU, beside sentence-transformers"
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "embeddings_cpu.md"
 ENVIRONMENT = ROOT / "build" / "clients" / "sentence" / "bin" / "python"
+# Variables of the sides' processes.
+SIDE_VARIABLES = {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
+    "HF_HUB_OFFLINE": "1",
+}
 OURS, THEIRS = "mmengine", "sentence-transformers"
 TIMES = 1.5  # target
 SHORTEST, LONGEST, BATCH = 16, 512, 32
@@ -47,14 +52,13 @@ class Side:
         self._out = scratch / f"{name}.npy"
         python = ENVIRONMENT if name == THEIRS else Path(sys.executable)
         script = Path(__file__).with_name("embeddings_side.py")
-        path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
         self._process = subprocess.Popen(
             [str(python), "-W", "ignore", str(script), name, str(folder), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **SIDE_VARIABLES},
         )
 
     def __enter__(self) -> "Side":

@@ -20,13 +20,13 @@ import numpy as np
 import typer
 
 from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
-from benchmarks.pooling.embeddings import ENVIRONMENT, ROOT
+from benchmarks.pooling.embeddings import ENVIRONMENT, ROOT, SIDE_VARIABLES
+from benchmarks.pooling.embeddings_side import REPRESENT
 
 RESULTS = ROOT / "benchmarks" / "results" / "embedding_parity.md"
 CLOSE = 1e-5  # target
 SIDE = Path(__file__).with_name("parity_side.py")
-# The system messages of the image models' prompts.
-REPRESENT = "Represent the user's input."
+# The system message of the image reranker's prompts.
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'
@@ -56,9 +56,8 @@ class Rows:
 
 def sentence_transformers(folder: Path, pictures: Sequence[Path]) -> dict[str, Any]:
     """Return sentence-transformers' results for the models in a folder, keyed by comparison."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     command = [str(ENVIRONMENT), "-W", "ignore", str(SIDE), str(folder), *map(str, pictures)]
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **SIDE_VARIABLES}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout)
 
@@ -76,9 +75,9 @@ def compare_texts(rows: Rows, folder: Path, theirs: dict[str, Any]) -> None:
         states = [text_state(model, each) for each in ids]
         name, inputs = "Qwen3 embedding", f"{len(TEXTS)} texts in steps of 64 tokens"
         vectors = engine.embed(TEXTS)
-        rows.add(name, inputs, TRANSFORMERS, vectors, [unit(state) for state in states])
-        rows.add(name, inputs, SENTENCE_TRANSFORMERS, vectors, theirs["texts"])
         wanted = [unit(state) for state in states]
+        rows.add(name, inputs, TRANSFORMERS, vectors, wanted)
+        rows.add(name, inputs, SENTENCE_TRANSFORMERS, vectors, theirs["texts"])
         rows.add(name, "again, from the prefix cache", TRANSFORMERS, engine.embed(TEXTS), wanted)
         queries = engine.embed(TEXTS, prompt_name="query")
         rows.add(name, "queries with an instruction", SENTENCE_TRANSFORMERS, queries, theirs["queries"])
