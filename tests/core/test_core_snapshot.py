@@ -25,7 +25,7 @@ from tests.core.workloads import ADAPTERS, small_config, small_request
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
-    *("grammar_slots", "windows", "num_groups"),
+    *("grammar_slots", "windows", "num_groups", "has_lazy_windows"),
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # derived from the requests

@@ -88,6 +88,8 @@ class State(Columns[np.ndarray]):
         self.num_arrived = 0
         self.num_preempted = 0
         self.num_groups = config.num_groups
+        # Whether vLLM's rules for block groups apply (lazy_windows.py).
+        self.has_lazy_windows = self.num_groups > 1 and bool(config.compat)
         self.windows = WindowTables(config, num_blocks)
         num_windows, width, lazy = self.windows.num_groups, self.content_width, self.has_lazy_windows
         self.blocks = BlockPool(config.num_blocks, config.block_size, width, num_windows, is_lazy=lazy)
@@ -125,11 +127,6 @@ class State(Columns[np.ndarray]):
         self.history = History()
         self.checkpointed_step = 0  # number of the step of the last CHECKPOINT
         self.reset_step()
-
-    @property
-    def has_lazy_windows(self) -> bool:
-        """Return whether vLLM's rules for block groups apply (lazy_windows.py)."""
-        return self.num_groups > 1 and bool(self.config.compat)
 
     def reset_step(self) -> None:
         """Reset the open step's budgets and lists."""
