@@ -29,7 +29,7 @@ PARTS = {
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # derived from the requests
-    *("stale", "stopped"),  # only a recorded log fills them, and it has no snapshots
+    *("stale", "stopped"),  # Only a recorded log fills them, and a state that has them is not saved.
     *("states", "step_kept", "adapters", "sessions", "num_prefills", "tenants"),
     *(
         *("has_drafts", "verifies"),  # derived from the columns
