@@ -4,18 +4,19 @@ runs the video checks of all models (test_contract_whole.py).
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.errors import InvalidMedia, InvalidRequest, ModelError
 from mmengine.processing.media.options import video_options
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import FrameArray
 from mmengine.request import MediaItem
 from mmengine_transformers import plugin
-from mmengine_transformers.media import settings, videos
+from mmengine_transformers.media import opening, settings, videos
 from mmengine_transformers.media.positions import GridPositions
 from mmengine_transformers.media.processors import refuse_videos, video_refusal
 from mmengine_transformers.media.videos import HostedSampling, read_frames
@@ -187,6 +188,21 @@ def test_a_refusal_at_load_reaches_the_processor(tmp_path):
     assert video_refusal(folder) == ""
     refuse_videos(tmp_path / "other" / ".." / "model", "it cannot encode one")
     assert video_refusal(folder) == "it cannot encode one"
+
+
+@pytest.mark.parametrize("raised", [InvalidMedia, ModelError])
+def test_a_failed_check_of_the_video_keeps_images(tmp_path, monkeypatch, raised):
+    folder = tmp_path / "model"
+    model = write("gemma3", folder)
+    found = replace(opening.open_media(folder, model.config), video="<v>", no_video="")
+
+    def fail(*_):
+        raise raised("the probe cannot be processed")
+
+    monkeypatch.setattr(opening, "open_media", lambda *_: found)
+    monkeypatch.setattr(settings.HostedMedia, "prepare_video", fail)
+    assert opening.open_encoder(model, folder) is not None
+    assert video_refusal(folder) == "the probe cannot be processed"
 
 
 def test_a_model_answers_about_videos_as_transformers_does():

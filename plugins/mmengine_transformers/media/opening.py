@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmengine.errors import ModelError, in_one_line
+from mmengine.errors import InvalidMedia, ModelError, in_one_line
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.processing.media.options import ImageOptions, VideoOptions
 from mmengine.processing.media.sources import Access
@@ -76,13 +76,13 @@ def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
     found = settings.prepare_image(sample_image(), ImageOptions(), lambda _: None, "the probe image")
     encoder = MediaEncoder(model, torch.from_numpy(found.patches))
     if settings.video:
-        found = settings.prepare_video(
-            sample_video(), VideoOptions(), Access(), lambda _: None, "the probe video"
-        )
         try:
+            found = settings.prepare_video(
+                sample_video(), VideoOptions(), Access(), lambda _: None, "the probe video"
+            )
             if encoder.check(torch.from_numpy(found.patches), "video") != encoder.num_deepstack:
                 raise ModelError(f"{type(model).__name__} gives other layers' features for videos")
-        except ModelError as error:
+        except (InvalidMedia, ModelError) as error:
             _log.warning("videos are refused: %s", error.text)
             refuse_videos(folder, error.text)
     return encoder
