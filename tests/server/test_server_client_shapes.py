@@ -7,16 +7,15 @@ import pytest
 from mmengine import AsyncEngine
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
 from tests.server.running import served
+from tests.server.test_server_agents import FUNCTION, LEFT_OUT
 
 ASKED = {"role": "user", "content": "What is a triangle?"}
-LEFT_OUT = "x-mmengine-ignored-fields"
 MARKED = (
     {"grammar": '\ufeffroot ::= "a"'},
     {"grammar": '\ufeffstart: "a"'},
     {"json": '\ufeff{"const": 7}'},
 )
 TOOL = {"name": "area", "input_schema": SHAPES}
-FUNCTION = {"type": "function", "name": "area", "parameters": SHAPES}
 
 
 @pytest.fixture(scope="module")
