@@ -70,7 +70,7 @@ def draw(steps, times, seed=0):
     return np.array(found)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), pause_share=st.sampled_from((0.0, 0.02, 0.1)))
 def test_drawn_times_are_spread_like_the_logged_times(seed, pause_share):
     steps = steps_of(np.random.default_rng(seed), 3000, pause_share=pause_share)
@@ -84,7 +84,7 @@ def test_drawn_times_are_spread_like_the_logged_times(seed, pause_share):
     assert not is_pause.any() or found.max() < 20e6 + 2 * NS[PROMPT]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_drift_of_the_speed_is_followed(seed):
     steps = steps_of(np.random.default_rng(seed), 2000, slow_from=0.5)
