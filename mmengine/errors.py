@@ -295,9 +295,7 @@ def id_in_use(name: str) -> InvalidRequest:
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """Return the error's class and first line, cut to `most` characters, because library messages can be
-    pages long.
-    """
+    """Return the error's class and its text's first line, cut to `most` characters."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
 
 

@@ -38,7 +38,7 @@ def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
 
 
 def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfidence | None]:
-    """Return a token's logprobs without the pairs of a confidence, and the confidence, or None."""
+    """Return a token's logprobs and its confidence (None if `entry` has no confidence)."""
     at = next((place for place, (token, _) in enumerate(entry) if token < 0), None)
     if at is None:
         return tuple(entry), None
@@ -50,8 +50,8 @@ def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfide
 def split_entries(
     entries: Sequence[Sequence[tuple[int, float]]] | None,
 ) -> tuple[list[Entry] | None, list[TokenConfidence] | None]:
-    """Return the logprobs and the confidences for all tokens. None replaces a list that the request does not
-    ask for.
+    """Return the logprobs and the confidences for all tokens. A list that the request does not ask for is
+    None.
     """
     if not entries:
         return (None if entries is None else []), None

@@ -1,4 +1,4 @@
-"""Measures whether `log rerun` predicts a real run's latencies: each half of the log from the other half.
+"""Measures whether `log rerun` predicts a real run's latencies.
 
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR] [--loads NAME ...]
 
@@ -7,7 +7,7 @@ load has its own log. A simulation then repeats the log, with step times from on
 simulated latencies of the other half are compared with the logged latencies
 (mmengine/replay/rerun/calibration.py).
 
-`--clock cpu` is for a machine that other programs use: the log's clock then counts this process's CPU time.
+On a busy machine, use `--clock cpu`: the log's clock then counts this process's CPU time.
 """
 
 import argparse
@@ -34,10 +34,10 @@ LOADS = {
     "drafts": (0.5, 1, 0.0, {"spec": "ngram"}),
     "images": (0.4, 1, 1.0, {}),
 }
-# With a longer overload, the number of open requests would reach its limit.
+# A longer overload would exceed the limit on open requests.
 MAX_SECONDS = {"overload": 20.0}
 MAX_TOKENS = (8, 48)
-MIN_SLEEP_S = 0.0005  # Shortest sleep between looks at a clock of CPU time.
+MIN_SLEEP_S = 0.0005  # Shortest sleep between two readings of CpuClock.
 
 
 def messages(rng: random.Random, has_image: bool) -> list[dict]:
@@ -57,7 +57,7 @@ def picture(rng: random.Random):
 
 class CpuClock:
     """A clock in ns that counts this process's CPU time. While no request is open, `wait_until` moves the
-    clock forward without sleeping. Time in which other programs run does not count.
+    clock forward without sleeping.
     """
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> No
 
 
 async def serve(log: Path, load: str, seconds: float, capacity: float, clock: CpuClock | WallClock) -> float:
-    """Write a log under a load, and return the answers per second. `capacity`: answers per second that the
-    engine can give; 0: submit 40 requests together, without a log, to measure this rate. `clock`: the clock
-    of arrivals and of the log.
+    """Write a log under a load, and return the answers per second. `capacity`: the engine's maximum answers
+    per second. With 0, serve submits 40 requests together, without a log, to measure this maximum. `clock`:
+    the clock of arrivals and of the log.
     """
     share, group, images, settings = LOADS[load]
     rng = random.Random(load)

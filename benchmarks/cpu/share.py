@@ -71,8 +71,8 @@ class ShareRuns:
 
 
 def clocked_steps(ours: EngineRunner, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
-    """Return, for up to `most` steps in which all of `asks` decode as plain greedy requests, a dict from
-    phase to ns.
+    """Return a dict from phase to ns for each of up to `most` steps. In these steps all `asks` decode as
+    plain greedy requests.
     """
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):

@@ -77,9 +77,8 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return after how many steps the last of `rows` prompts is computed.
-
-        Meanwhile the first rows decode already.
+        """Return the number of steps that compute `rows` prompts. The first rows decode already in these
+        steps.
         """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
@@ -123,7 +122,7 @@ class Bench:
         """
         prompts = self._prompts(rows, self._sizes.context)
         self._submit(prompts, self._answer_length(rows, steps), sampling)
-        settled = 0  # steps in which all rows decoded; the first such steps allocate for this batch size
+        settled = 0  # steps in which all rows decoded; the first steps allocate memory for this batch size
         while settled < SETTLE:
             settled += self._whole_step(rows)
             if not self.core.has_work:
@@ -151,7 +150,7 @@ class Bench:
     def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
         """Return the seconds from an image's pixels on the host to its features.
 
-        The keys are "launched" and, if the image's size is captured, "replayed".
+        Keys: "launched" without a CUDA graph, and "replayed" if a captured graph fits the image's size.
         """
         t, h, w = grid
         pixels, device = (
@@ -166,7 +165,7 @@ class Bench:
             return {how: timed(way, self._device, 9) for how, way in ways.items()}
 
     def answer(self, asks: Sequence[Ask]) -> float:
-        """Return generated tokens per second over whole answers, in the second of two runs.
+        """Return the generated tokens per second over whole answers. A first run warms up.
 
         All requests are submitted before the first step.
         """

@@ -17,7 +17,7 @@ PARTS = ("linears", "attention", "norms, rotation, residuals and the rest")
 def forward_split(title: str, ours: EngineRunner, work: Watched) -> Table | None:
     """Return a table of the layers' time by part, from the fastest of ROUNDS runs of `work`.
 
-    None if there is no native decoder, or if it measured nothing.
+    None if there is no native decoder, or if its clocks measured nothing.
     """
     library = load()
     if library is None:

@@ -16,9 +16,7 @@ class Observer:
 
 
 class Observers:
-    """One engine's observers. `before` and `after` list the bound methods that the observers override,
-    in the observers' order.
-    """
+    """One engine's observers. `before` and `after` list the overridden methods, in the observers' order."""
 
     def __init__(self, observers: Iterable[Observer]):
         self.before: list[Callable[[Event], None]] = []

@@ -1,8 +1,8 @@
 """Defines the events in a log. Every change of the engine's state is an event.
 
-Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from the state,
-and `mmengine log verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on,
-fields are only added at the end, with a default, and a type number is never used for another event.
+Observations are facts that a replay cannot derive (arrivals, tokens, failures). Decisions follow from the
+state, and `mmengine log verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0
+on, fields are only added at the end, with a default, and a type number is never used for another event.
 """
 
 from typing import TypeAlias
@@ -43,9 +43,8 @@ DEADLINE = "deadline"  # the reason in CANCELLED if the request's deadline has p
 
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
-    """Constants that determine how a reader applies the decisions in a log. The constants depend on the
-    scheduler that made these decisions. The defaults belong to mmengine's own scheduler, and vLLM's scheduler
-    sets other values.
+    """Constants that determine how a reader applies the decisions in a log. The defaults describe mmengine's
+    scheduler; a log with vLLM's decisions has other values.
 
     `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
     `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
@@ -53,13 +52,12 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     equal blocks, later hits use the first row's block. `media_ahead`: a block's hash also covers media that
     begin up to this many tokens after the block. `salts_media`: an item's key in the encoder cache depends on
     the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: how many tokens after
-    an item must be computed before the item's encoder output is released. `fills_with_results`: a block whose
-    last token a step samples enters the prefix cache with this step's result. Otherwise the block enters the
-    cache when the row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV
-    blocks. It is False if the log began while requests ran, or if KV came from a connector.
-    `is_asynchronous`: vLLM's AsyncScheduler made the decisions. Then drafts in flight count as pending
-    tokens, each row that samples gets placeholders for drafts, and a preempted request keeps its tokens in
-    flight.
+    an item must be computed before the item's encoder output is released. `fills_with_results`: a block
+    enters the prefix cache when its last token is sampled. Otherwise the block enters the cache when the
+    row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is
+    False if the log began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's
+    AsyncScheduler made the decisions. Then drafts in flight count as pending tokens, each row that samples
+    gets placeholders for drafts, and a preempted request keeps its tokens in flight.
     """
 
     isolates_failures: bool = True

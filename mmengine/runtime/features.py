@@ -51,8 +51,8 @@ class FeatureStore:
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate all places now. Raises ConfigError if the memory is too small.
 
-        A GPU's memory plan contains exactly this memory. Growing the tensor later would need half as much
-        memory in addition, for the old tensor that is copied.
+        On a GPU, the engine reserves exactly this memory. Growing the tensor later would need 50 % more
+        memory during the copy.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -180,9 +180,8 @@ def encode(
     `payloads`: media by request id. `graphs`: captured encoder graphs, which are used if the call fits a
     captured size. `share`: a function that is applied to the features before they are stored. `alone`:
     whether each item is encoded in a call of its own, so that its features do not depend on other items.
-    `last`: the features of the last item, if it was encoded in parts. `external`: a store that may already
-    have the features of some items, and to which the features of the other items are written. `adapter`: the
-    LoRA adapter for all items.
+    `last`: the features of the last item, if it was encoded in parts. `external`: a store that supplies the
+    features for some items, and receives all other features. `adapter`: the LoRA adapter for all items.
 
     Raises ExecutorFailed if the media of an item are missing, or if the number of embeddings that the model
     returns differs from the number of placeholders.
@@ -226,8 +225,7 @@ def _not_external(
 ) -> list[EncodeItem]:
     """Put into `store` the features that `external` has. Return the items that must still be encoded.
 
-    If `last` is given, the last item is always returned, because `last` has its features and they are not
-    stored yet.
+    If `last` is given, the last item is always returned, because its features (`last`) are not stored yet.
     """
     left = []
     for item in items:

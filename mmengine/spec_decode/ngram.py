@@ -76,7 +76,7 @@ def _look(
     Returns, for each row, the position at which the n-gram's previous occurrence ends, or NOWHERE.
 
     The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `grams[last]`
-    has each row's last n-gram. All other n-grams are added to the index.
+    has each row's last n-gram, which is only looked up.
     """
     size = index.size
     grams = grams[:, -size:]

@@ -4,7 +4,7 @@ get_rope_index).
 A position has three components: time, row and column. Each text token increases all three by 1. In an image
 that begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y,
 start + x). The next token has the position start + max(height, width). Each temporal patch of a video has
-positions like an image. The timestamps before the patches are text, and tell the model the time.
+positions like an image. The timestamps before the patches are text.
 """
 
 import math

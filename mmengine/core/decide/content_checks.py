@@ -72,8 +72,8 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit. If chunks must not split items or runs,
-    also raise InvalidRequest for an item or run that is longer than the largest chunk.
+    """Raise InvalidRequest for an item that exceeds an encoder limit. If prefill chunks must not split an
+    item or a run, its length is limited to the largest chunk.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat

@@ -1,7 +1,8 @@
-"""Applies events by the rules of vLLM's AsyncScheduler, which schedules a step before the last step returns.
+"""Applies events by the rules of vLLM's AsyncScheduler, which schedules a step before the previous step's
+results arrive.
 
-Placeholders stand for the running step's tokens and drafts. A request that was preempted still gets the
-tokens that steps in flight sample for it.
+Placeholders stand for the running step's tokens and drafts. A preempted request still gets the tokens that
+steps in flight sample.
 """
 
 import numpy as np
@@ -13,9 +14,7 @@ from mmengine.events import vocabulary as ev
 
 
 def expect_drafts(state: State, flight: Flight) -> None:
-    """Record the drafts of a step that is dispatched, and give draft placeholders to each row that
-    samples.
-    """
+    """Record a dispatched step's drafts, and give draft placeholders to each row that samples."""
     if not state.config.num_draft_tokens:
         return
     flight.num_drafts = state.scheduled_drafts[flight.sampled].copy()
@@ -26,7 +25,7 @@ def expect_drafts(state: State, flight: Flight) -> None:
 
 
 def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> None:
-    """Subtract rejected drafts from the rows' computed tokens. `counts`: how many tokens each row got;
+    """Subtract rejected drafts from the rows' computed tokens. `counts`: each row's number of new tokens;
     None: one token each.
     """
     assert flight.num_drafts is not None
@@ -37,9 +36,7 @@ def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> No
 
 
 def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
-    """Return each row's number of computed tokens, int32. Tokens that may prove to be rejected drafts do not
-    count.
-    """
+    """Return each row's number of computed tokens, int32. Drafts that may still be rejected do not count."""
     tokens = np.zeros(state.config.num_rows, np.int32)
     tokens[flight.sampled] = 1 if counts is None else counts
     return state.num_computed[flight.rows] - state.num_pending[flight.rows] - tokens[flight.rows]

@@ -31,8 +31,8 @@ ADAPTERS = "adapters"  # for engines with adapters
 SESSIONS = "sessions"  # while any session is open
 TENANTS = "tenants"  # while several tenants have live requests
 _FACTS = 10  # number of values for each request in `_Sums.known`
-# Odd factors for the checksums, so that small differences do not cancel out. The checksums find differences;
-# they are no protection against attacks.
+# Odd factors for the checksums, so that small differences do not cancel out. The checksums do not protect
+# against attacks.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
 
 
@@ -96,11 +96,11 @@ _NOTHING = _hash(b"")
 
 
 class _Sums:
-    """Computes the hashes of columns with values of requests, and a checksum for each request."""
+    """Computes the hashes of the columns with request data, and a checksum for each request."""
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())
-        # [column, running row]: values of the columns with one value for each row
+        # [column, running row]: the columns with a single value for each row
         self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
         self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values with variable length
         rows = np.array([each.row for each in self._requests], np.int64)
@@ -124,7 +124,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the columns "requests" (the values of each request outside its row) and "waiting"."""
+        """Return the columns "requests" (values that are not stored by row) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):

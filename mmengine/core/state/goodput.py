@@ -1,17 +1,16 @@
-"""Chooses which drafters draft and how many drafts each row has, so that the engine produces the most tokens
-per time.
+"""Chooses the drafters and each row's number of drafts, to produce the most tokens per time.
 
 The name and the aim come from goodput (accepted tokens per time) in SmartSpec (Liu et al., "Optimizing
 Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066). SmartSpec predicts
 goodput from acceptance rates and a linear model of step times. Here each draft level's goodput is measured.
-Only the number of each row's drafts is computed from the probability that drafts are accepted.
+Only each row's number of drafts follows from predicted acceptance.
 
-The arbiter (draft_arbiter.py) is a fold over the times and tokens of steps. It uses only integers, so a
-replay of the log makes the same choices. For each bucket of batch sizes there are several draft levels: no
-drafter drafts, all drafters draft, or all except the last ones. A level's goodput is computed from its last
-few steps (step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level,
-each row has as many drafts as are likely enough to be accepted. Draft j is accepted with the probability p^j,
-where p is estimated for each row and drafter.
+The arbiter (draft_arbiter.py) uses only the logged times and tokens, and only integers. A replay of the log
+therefore makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter
+drafts, all drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
+(step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, a row drafts
+only tokens that are likely to be accepted. The estimate for draft j is p^j, where p is estimated for each row
+and drafter.
 
 Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
 time. The trial is compared with the preceding steps without drafts. If a trial loses too much, it ends at
@@ -33,7 +32,7 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-FEW = 8  # in batches of at most this many rows, all drafters draft until something is measured
+FEW = 8  # in batches of at most this many rows, all drafters draft until there are measurements
 AT_FIRST = 3  # number of steps between reviews while the goodput of drafts is unknown
 # Length of a rest, in steps. A rest measures steps without drafts. Its first step still verifies drafts.
 REST = 8
@@ -87,8 +86,8 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new, larger batch arrived. If a rest began with the old batch's last rows,
-        the rest must end now, because the drafters can read the new prompts only now.
+        """Return whether a new, larger batch arrived. A rest then ends, because the drafters can read the new
+        prompts only now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
@@ -128,7 +127,7 @@ class Goodput(DraftArbiter):
         super().record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
     def _enter(self, bucket: int, level: int) -> None:
-        """Switch to `level`, which is known or presumed for the bucket, after requests joined the batch."""
+        """Switch to `level`, the bucket's known or presumed level, after requests joined the batch."""
         if level != NO_DRAFTERS and self.level == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(is_proven=(self.costs.rate(bucket, level) or 0) > ONE)
@@ -156,8 +155,8 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much. If the batch has shrunk, the loss counts for the larger bucket, to
-        which the batch belonged before.
+        """End a trial that lost too much. If the batch has shrunk, the loss counts for its earlier, larger
+        bucket.
         """
         if self.bucket == self.full_bucket:
             self.acceptance.count()
@@ -239,8 +238,8 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """Return the best level, or a level that must be tried because it has no measurements. A level
-        must be better than no drafts; by at least 1/MORE until the trial has proved a gain.
+        """Return the best level, or a level that must be tried because it has no measurements. A level must
+        be better than no drafts. Until the trial has proved a gain, the margin is 1/MORE.
         """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):

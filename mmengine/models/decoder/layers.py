@@ -56,8 +56,8 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """Read a layer. `adds_bias`: whether this rank has the biases for the layers whose outputs are summed
-    over all ranks.
+    """Read a layer. `adds_bias`: whether this rank adds the biases for layers whose outputs are summed over
+    all ranks.
     """
 
     def read(*names: str) -> Tensor:

@@ -1,6 +1,4 @@
-"""Recognises image and video files by their first bytes, because the content type that a server sends is not
-trusted.
-"""
+"""Recognises image and video files by their first bytes. A server's content type is not trusted."""
 
 HEAD_BYTES = 189  # Number of bytes that suffice for all formats.
 _FIRST = (

@@ -13,7 +13,7 @@ _POLL_S = 0.1  # Seconds between two checks whether a waiting prompt was given u
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the host whose running fetches include this fetch; "" for a file."""
+    """A URL or file to fetch. `host`: the host whose fetch limit counts this fetch; "" for a file."""
 
     name: str
     fetching: "PromptFetch"

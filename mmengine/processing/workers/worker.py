@@ -33,8 +33,7 @@ from mmengine.processing.workers.messages import (
 
 MAX_FILES = 64  # Maximum number of open descriptors.
 # While the model uses all cores, a decoder with this niceness gets a quarter of a core. With niceness 19 it
-# would get a fiftieth, and an image would take seconds. Yet the time between tokens would not improve,
-# because the steps that prefill long prompts determine this time.
+# would get a fiftieth, and an image would take seconds, but the time between tokens would not improve.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000  # Maximum length of a decoder's error text.
 
@@ -102,9 +101,7 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit the processor time from now on. Normally the engine ends a slow process. The limit ends this
-    process if the engine was killed.
-    """
+    """Limit the processor time from now on, because a killed engine cannot end this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s

@@ -105,7 +105,7 @@ class HostedVerifier:
         self._engine = engine
         self._folded = log.first_state() if self._engine is None else None
         self._rows = RecordedRows(log.config.block_size)
-        self._is_over = False  # Whether deriving has stopped, so that the rest of the log is only counted.
+        self._is_over = False  # If True, the rest of the log is only counted.
         self._call: list[Record] = []  # The records of the scheduling call that is being read.
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self._last: Record | None = None
@@ -137,10 +137,9 @@ class HostedVerifier:
             raise self._log.contradiction(record, error) from error
 
     def finish(self) -> None:
-        """Compare the last call, and store in the report which requests the rules would schedule next. If the
-        host was killed, the log may lack the ends that follow from the last result. Therefore ends that are
-        missing at the log's end are not reported. Raises Diverged if requests are left but none can be
-        scheduled.
+        """Compare the last call, and store in the report which requests the rules would schedule next. A
+        killed host may not have written its last FINISHED and PREEMPTED records, so their absence is not
+        reported. Raises Diverged if requests are left but none can be scheduled.
         """
         self._compare_call()
         engine = self._engine

@@ -1,5 +1,4 @@
-"""The messages in which KV events are sent, and the ids of media in them. The format is vLLM's, which Dynamo
-and llm-d read.
+"""The messages that carry KV events, in vLLM's format, which Dynamo and llm-d read.
 
 A batch is a msgpack array [ts, events, rank], and an event is a map with a `type`. A field without a default
 is always present. A field with a default is present only if its value differs from the default. Hashes are
@@ -11,12 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 DEVICE = "GPU"  # The storage tier of blocks that a step can read, also on a CPU.
-# Maximum number of blocks in a BlockStored event. There is a limit because a consumer reads an event as a
-# whole.
+# Maximum number of blocks in a BlockStored event, because a consumer reads an event as a whole.
 MAX_EVENT_BLOCKS = 4096
-# An entry for each property of a block besides its tokens. An entry is one of three: the name of an adapter;
-# a media id, with the offset of the item's beginning from the block's beginning; or SALT, with the salt of a
-# tenant.
+# A block's properties besides its tokens: an adapter's name, (media id, the item's start relative to the
+# block's start), and SALT followed by a tenant's salt.
 ExtraKeys: TypeAlias = list[tuple[str, int] | str]
 SALT = "dynamo-cache-salt:"
 

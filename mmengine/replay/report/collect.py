@@ -28,10 +28,9 @@ from mmengine.replay.timeline import is_scheduling
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
 MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments are left out.
-# Reasons that apply to all waiting requests in a step. A common reason is stored once per step instead of
-# once per request.
+# Reasons that apply to all waiting requests in a step, and are stored once per step.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-# Number of steps between two checks of the reasons, as long as nothing happens that could change them.
+# Number of steps between two checks of the reasons, if no event could have changed them.
 REASONS_EVERY = 16
 
 _BY_STEP = (
@@ -96,8 +95,8 @@ class Collector:
     """Reads a log, and collects the data for its report.
 
     `reasons`: the kinds of reasons. Segments and steps refer to a reason by its index, counted from 1. A
-    waiting segment with index 0 has the reason that its step stores. `state`: the state to start with
-    (default: the log's first state).
+    waiting segment with index 0 has its step's common reason. `state`: the state to start with (default: the
+    log's first state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -199,9 +198,7 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record the reasons while the step is decided. If the rows are those of the previous step and
-        nothing else changed, the previous reasons are kept.
-        """
+        """Record the open step's reasons. If nothing has changed, keep the previous step's reasons."""
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
         everyone = len(state.running) == len(state.last_rows)
@@ -211,9 +208,7 @@ class Collector:
         self._why.before(event)
 
     def _close_step(self) -> None:
-        """Record the open step, whose decisions are complete: its batch, and the requests that are not in the
-        batch.
-        """
+        """Record the open step's batch, and the requests that are not in the batch."""
         state = self.state
         if self.first_step < 0:
             self.first_step = state.step
@@ -298,8 +293,8 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted. The last token that a row gains is sampled, and the
-    row's other new tokens are accepted drafts.
+    """Return the number of drafts that a step accepted. A row's last new token is sampled, and its other new
+    tokens are accepted drafts.
     """
     if counts is None:
         return 0
@@ -308,8 +303,7 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return, as int32, the line on which each lane is drawn: the first line that is free when the lane
-    starts.
+    """Return the line (int32) on which each lane is drawn: the first free line when the lane starts.
 
     `start`, `end`: steps. The lanes are ordered by start.
     """

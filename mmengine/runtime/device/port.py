@@ -2,8 +2,8 @@
 
 A third-party device is an entry point in the group `mmengine.devices`. The entry point's name is the kind of
 the device, such as "npu". The entry point loads a class that implements Device. Tensors on the device must be
-torch tensors. If the device's `torch_device` is a CPU, sampling and attention use their CPU code. To any
-other device the runtime copies host arrays asynchronously, through pinned memory.
+torch tensors. If the device's `torch_device` is a CPU, sampling and attention use their CPU code. For other
+devices, the runtime copies host arrays asynchronously, through pinned memory.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A mark in a queue of work on the device, like torch's events."""
+    """An event in a device's queue of work, like torch.cuda.Event."""
 
     def record(self) -> None:
-        """Place the mark after all work that was launched so far on the current device's current stream."""
+        """Record the event after all work that was launched so far on the current device's current stream."""
 
     def query(self) -> bool:
-        """Return whether the work before the mark is done."""
+        """Return whether the work before the event is done."""
 
     def synchronize(self) -> None:
-        """Wait until the work before the mark is done."""
+        """Wait until the work before the event is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the time from this mark to `end_event`, in ms.
+        """Return the time from this event to `end_event`, in ms.
 
         Both events must have been created with `timed`, and must be done.
         """
@@ -147,9 +147,7 @@ class Device(Protocol):
         """
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the CUDA compute capability, which determines the usable kernels, or None if this is no CUDA
-        GPU.
-        """
+        """Return the CUDA compute capability, or None if this is no CUDA GPU."""
 
     def num_processors(self) -> int:
         """Return how many processors run thread blocks (a GPU's SMs); 0 if unknown."""

@@ -69,7 +69,7 @@ class Followers:
                 channel.send(MessageKind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
-        """Send the initial state, as a snapshot, to the other ranks, which apply the log to this state."""
+        """Send a snapshot with the initial state to the other ranks."""
         for channel in self._channels:
             with suppress(ChannelClosed):
                 channel.send(MessageKind.START, snapshot)
@@ -82,8 +82,8 @@ class Followers:
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Wait for a word from each rank. Return whether `word` is not empty and all ranks sent the same
-        word, and send the result to the ranks.
+        """Receive a word from each rank. Return whether all words equal `word`, which must not be empty, and
+        send the result to the ranks.
 
         Raises ConfigError as `await_ready` does.
         """
@@ -112,11 +112,11 @@ class Followers:
         return bodies
 
     def step(self, frames: bytes) -> None:
-        """Let all ranks apply `frames` and compute the step that the frames decide. Raises ExecutorLost if a
+        """Send `frames` (log records) to all ranks, which then compute the step. Raises ExecutorLost if a
         rank is gone.
 
-        This method does not read the errors that ranks report (see `check`), because rank 0 must compute the
-        step even if another rank has already failed in the step.
+        Errors that ranks report are left to `check`, because rank 0 must compute the step even if another
+        rank failed.
         """
         if not self._lost:
             for channel in self._channels:

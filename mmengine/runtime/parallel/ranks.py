@@ -16,7 +16,7 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-# Timeout of exchanges if step_timeout_s is 0, and minimum timeout of messages, because a snapshot may be
+# Timeout of exchanges if step_timeout_s is 0. Messages have at least this timeout, because a snapshot may be
 # large.
 EXCHANGE_TIMEOUT_S = 600.0
 

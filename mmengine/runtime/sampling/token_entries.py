@@ -22,9 +22,8 @@ def token_entries(
     """Return (row, pairs) for each position with logprobs or a confidence.
 
     `places` [p]: the position's row, or NO_PLACE; positions with NO_PLACE are left out. `pairs`: if the row
-    wants logprobs, first the chosen token's pair (token id, logprob), then the pairs of the likeliest tokens
-    in descending order, which may include the chosen token again. The pairs of a confidence follow
-    (token_confidence.py).
+    wants logprobs, (token id, logprob) for the chosen token and then for the likeliest tokens in descending
+    order. The chosen token may appear again. The pairs of a confidence follow (token_confidence.py).
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

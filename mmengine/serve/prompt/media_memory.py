@@ -42,8 +42,7 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
     """Return a process pool that normalizes large schemas from untrusted callers, or None.
 
-    None means that threads normalize schemas. Schemas follow the setting for media:
-    `media_decoding="threads"` selects threads for both.
+    None means that threads normalize schemas, as with `media_decoding="threads"`.
     """
     if config.media_decoding == "threads":
         return None
@@ -65,7 +64,7 @@ class MediaMemory:
         self._held: dict[object, list[int]] = {}  # ids of arrays by holder
         self._rows: dict[
             int, tuple[int, np.ndarray]
-        ] = {}  # by id: the number of holders, and the array, whose reference keeps the id valid
+        ] = {}  # by id: (number of holders, array); the reference keeps the id valid
         self.num_bytes = 0
 
     @property
@@ -73,7 +72,7 @@ class MediaMemory:
         return self.num_bytes < self._max_bytes or not self.num_bytes
 
     def wait_for_room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until there is room, or until `given_up` returns True because the prompt was cancelled."""
+        """Wait until there is room, or until `given_up` returns True for a cancelled prompt."""
         with self._changed:
             while not self.has_room and not given_up():
                 self._changed.wait(_POLL_S)

@@ -1,9 +1,8 @@
 """Renders answers in OpenAI's chat format, as stream frames or as a whole body. A frame is the text of one or
 more server-sent events.
 
-The rendered bytes depend only on the request and the answer, because `id` and `created` come from the
-envelope, the call data that the log stores with the request. Most bytes of a frame are the same in the whole
-stream, so these bytes are encoded only once.
+The rendered bytes depend only on the request and the answer. `id` comes from the request's id, and `created`
+from the envelope (call data that the log stores). Bytes that all frames share are encoded only once.
 """
 
 from collections.abc import Iterable, Sequence

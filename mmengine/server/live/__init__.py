@@ -1,3 +1,1 @@
-"""The page /live. The page draws the log in a browser while the log is written, and has a playground for
-chats.
-"""
+"""The page /live, which draws the growing log in a browser and has a playground for chats."""

@@ -18,10 +18,9 @@ _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 class CallSyntax(NamedTuple):
     """The syntax for tool calls in a grammar's texts.
 
-    `has_answer` says whether an answer without calls is JSON; if not, an answer without calls is free text.
-    `is_xml` says whether calls are written in the xml syntax. `think_end` has the string that ends the
-    reasoning before the answer, or is empty if the text has no reasoning. `heads` has, for each tool, the
-    text with which a call to the tool begins.
+    `has_answer`: whether an answer without calls is JSON rather than free text. `is_xml`: whether calls are
+    written in the xml syntax. `think_end`: the string that ends the reasoning; empty if the text has no
+    reasoning. `heads`: for each tool, the text that begins a call.
     """
 
     has_answer: bool

@@ -1,6 +1,5 @@
-// Products for the few queries of a row: q with the keys of four tokens at a time, and softmax weights with values.
-// Between the products, cache lines of the next tokens are prefetched a few at a time, because a core supports few
-// outstanding lines.
+// Attention products for a row with few queries: q times the keys of four tokens, and softmax weights times values.
+// The next tokens' cache lines are prefetched a few at a time, because a core supports few outstanding loads.
 #pragma once
 
 #include <immintrin.h>
@@ -21,7 +20,7 @@ constexpr int kHeads = 2;
 constexpr int kVectors = 4;
 #endif
 
-// How K is multiplied by q: the type in which q is stored, and the number of values in a vector of K.
+// Multiplies K by q. Query: the type that stores q. kStep: the number of values in a vector of K.
 template <class T>
 struct Dot {
   using Query = float;
@@ -140,7 +139,7 @@ MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weight
     for (int j = 0; j < N; j++) store_as(sums + g * width + j * kWide, sum[g][j]);
 }
 
-// Returns how many values of V each of `heads` heads sums up in registers at once.
+// Returns how many values of V per head are summed in registers at once, for `heads` heads together.
 constexpr int values_at_once(int heads) { return (heads > 2 ? kVectors / 2 : kVectors) * kWide; }
 
 template <int G, class T>

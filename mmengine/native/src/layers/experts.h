@@ -1,13 +1,12 @@
-// A mixture of experts in place of a feed-forward: a router, SwiGLU experts of which each token uses a few, and
-// optionally a shared SwiGLU, which every token uses and which has its own gate.
+// A mixture of experts in place of a feed-forward: a router, SwiGLU experts, and optionally a shared SwiGLU expert
+// with its own gate. Each token uses top_k experts and the shared expert.
 //
 // Pairs of a token and an expert are sorted by expert. One parallel region computes gate and up for all used experts,
 // and another computes down. The weights of unused experts are not read.
 //
-// bfloat16 models round as if each step were a separate bfloat16 operation. The router's sums are rounded, then each
-// probability of its float32 softmax; an expert's output is rounded, and again after multiplying by its probability.
-// The products are summed in float32, the likeliest expert first, and the sum is rounded. A row's result depends
-// neither on other rows nor on the number of threads.
+// bfloat16 models round to bfloat16 after each operation: the router's logits, the probabilities (softmax in float32),
+// an expert's output, and its product with the probability. The products are summed in float32, the likeliest expert
+// first, and the sum is rounded. A row's result depends neither on other rows nor on the number of threads.
 #pragma once
 
 #include "linear/linear.h"

@@ -1,4 +1,4 @@
-"""Describes the live requests of a state by their numbers in the table of requests."""
+"""Encodes a state's live requests as numbers in the request table (request_table.py)."""
 
 from operator import attrgetter
 from typing import NamedTuple
@@ -65,7 +65,7 @@ class _Stored(NamedTuple):
 
 
 class LiveRequests:
-    """Describes states' live requests, and returns the requests that a description names. `config`: the
+    """Encodes states' live requests as descriptions, and decodes descriptions. `config`: the
     states' settings.
     """
 
@@ -124,8 +124,8 @@ class LiveRequests:
 
 
 def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays are the same object, or are both empty. Because a request's arrays are never
-    changed in place, the same object has the same values.
+    """Return whether two arrays are the same object, or are both empty. A request's arrays are never changed
+    in place, so a shared object has equal values.
     """
     return one is other or not len(one) and not len(other)
 
