@@ -1,15 +1,15 @@
 """Measures mmengine on transformers' modules, beside mmengine's own modules and transformers' batching.
 
-All of them run on random weights in one process. In the tables, a "described" model runs on mmengine's own
+All models have random weights and run in one process. In the tables, "described" means mmengine's own
 modules.
 
     python -m benchmarks hosted --layers 8
 
-Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. The engines
-on both kinds of modules take turns every few steps. Batches (hosted_batches.py): 16 text requests of 32 to
-1,024 tokens on half a billion weights are compared with transformers' `generate_batch`. 8 requests with an
-image are compared with `generate`, which gets one request at a time. Ratios are of CPU time, because a busy
-machine stretches the time on the clock.
+Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. One engine
+runs on mmengine's modules and another on transformers' modules; they alternate every few steps. Batches
+(hosted_batches.py): 16 text requests of 32 to 1,024 tokens on half a billion weights are compared with
+transformers' `generate_batch`. 8 requests with an image are compared with `generate`, one request at a time.
+Ratios are of CPU time, because other load on the machine lengthens the wall-clock time.
 """
 
 import gc
@@ -26,7 +26,7 @@ import typer
 from benchmarks.common.measure import Sample, use_threads
 from benchmarks.common.report import Part, Table, Target, machine_lines, show
 
-BURST = 5  # steps in one turn; the first one does not count
+BURST = 5  # consecutive steps of an engine; the first is not timed
 CONTEXT = 100
 TOKENS = 1500  # token ids of prompts are below this number
 WANTED_SHARE = 0.7
@@ -85,7 +85,7 @@ def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
 
 
 def decode(folder: Path, layers: int, turns: int) -> Part:
-    """Time decode steps on both kinds of modules, in turns."""
+    """Time decode steps on mmengine's modules and on transformers' modules."""
     from benchmarks.common.large_model import TEXT
 
     write_text_model(folder, TEXT | {"num_hidden_layers": layers, "vocab_size": 32_768})
@@ -110,7 +110,7 @@ def decode(folder: Path, layers: int, turns: int) -> Part:
 
 
 def _in_turns(folder: Path, quantize: str, rows: int, turns: int) -> tuple[dict[str, list[Sample]], int]:
-    """Return the step times on both kinds of modules, and how many answers are equal."""
+    """Return each engine's step times, and the number of equal answers."""
     from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.workload import random_texts
     from mmengine.config import EngineConfig

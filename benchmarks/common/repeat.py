@@ -13,11 +13,10 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def medians(parts: Sequence[Part]) -> Part:
-    """Return a Part in which each numeric cell is the median over all runs. If the number of runs is even,
-    the median is the lower middle value.
+    """Return a Part in which each numeric cell is the median over all runs (for an even number of runs, the
+    lower middle value).
 
-    Other cells and titles come from the first run. The notes are those of the first run, followed by new ones
-    from later runs.
+    Other cells and titles come from the first run. The notes of all runs are combined without duplicates.
     """
     tables = [_table(versions) for versions in zip(*(part.tables for part in parts), strict=True)]
     targets = [

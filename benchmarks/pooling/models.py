@@ -80,7 +80,7 @@ def _mark(folder: Path, width: int, module: dict[str, object]) -> None:
 
 
 def random_texts(folder: Path, lengths: np.ndarray) -> list[str]:
-    """Return texts with these numbers of tokens. Each word of a text is a single token."""
+    """Return a text for each length in tokens. Each word is a single token."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     words = sorted(token.replace("Ġ", " ") for token in vocabulary if WORD.fullmatch(token))
     chance = np.random.default_rng(1)
@@ -88,7 +88,7 @@ def random_texts(folder: Path, lengths: np.ndarray) -> list[str]:
 
 
 def photographs(folder: Path, count: int, widths: tuple[int, int]) -> list[str]:
-    """Write JPEG files and return their paths. Their widths are spread evenly, and are in random order."""
+    """Write JPEG files and return their paths. The widths are evenly spaced, in random order."""
     chance = np.random.default_rng(2)
     found = []
     for number, width in enumerate(chance.permutation(np.linspace(*widths, count, dtype=int))):

@@ -1,10 +1,10 @@
-"""Measure the cost of durability: a server with log, envelopes and store, compared with a plain server.
+"""Measure the cost of durability: compare a server with log and response store with a plain server.
 
     python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute
 
-The sides take turns (sides.py). Each figure is the median of the rounds' differences. ± is half the width of
-its confidence interval. The confidence level is about two thirds, for any distribution of the differences.
+The two servers take turns (sides.py). Each figure is the median difference over all rounds. ± is half the
+width of the median's confidence interval, whose level is about two thirds.
 """
 
 import enum
@@ -107,7 +107,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
             (answer,) = load(servers[side].port, asked)
             first_at = answer.first_at or time.perf_counter()  # The token may have no text.
             if number >= 0:
-                # The mean of the side's two turns.
+                # Each server has two turns per round; store the mean.
                 times[side][number] += 1e3 * (first_at - answer.sent_at) / 2
         later = [kept - plain for plain, kept in zip(*(times[side] for side in SIDES), strict=True)]
         figures = (f"{median(times[side]):.2f}" for side in SIDES)

@@ -19,7 +19,8 @@ class Offered(EventBase, frozen=True):
 class Fetched(EventBase, frozen=True):
     """Decision: a waiting request fetches n of its blocks from the store into `blocks` (int32 [n]).
 
-    The fetched blocks follow the prefix hits `cached` (int32). The request holds both until the fetch ends.
+    The fetched blocks follow the prefix hits `cached` (int32). The request holds all these blocks until the
+    fetch ends.
     """
 
     request_id: str

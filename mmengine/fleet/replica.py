@@ -1,5 +1,5 @@
-"""A replica: runs the requests of ingresses on an AsyncEngine, and sends outputs until a request ends or
-moves.
+"""A replica: runs requests from ingresses on an AsyncEngine. It streams a request's outputs until the request
+ends or moves to another replica.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Replica:
         self._runs: dict[str, _Run] = {}
 
     async def run(self, data: bytes) -> AsyncIterator[bytes]:
-        """Run an encoded ReplicaRequest and yield the messages of its answer. Leaving the iteration cancels
+        """Run an encoded ReplicaRequest and yield the messages of its answer. Closing the iterator cancels
         the request. Raises InvalidRequest if `data` cannot be decoded.
         """
         request = decode_request(data)

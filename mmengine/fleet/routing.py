@@ -3,8 +3,7 @@
 The routing key is a hash of the cache salt, the adapter and the prompt's beginning. Requests share blocks
 only if salt and adapter are equal. For a prompt with media, the first image or video is hashed, because its
 features and blocks cost most. Consistent hashing ignores load: all requests for a popular image go to the
-same replica until the replica is full. Further requests then go to the next replicas on the ring, each of
-which computes the prefix at most once.
+same replica until the replica is full. Further requests then go to the next replicas on the ring.
 """
 
 import bisect

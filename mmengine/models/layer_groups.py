@@ -1,8 +1,8 @@
-"""Divides a model's attention layers into block groups (mmengine/block_groups.py). Each group is also
-described as a model of its own.
+"""Divides a model's attention layers into block groups (mmengine/block_groups.py), and describes each group
+with a ModelSpec.
 
-All blocks have the same size: they hold the KV for as many layers as the first group has. The groups can
-therefore share one pool, and blocks that a window group frees can hold the KV for any layer.
+Every block holds the KV of as many layers as the first group has. All blocks are therefore equally large, and
+all groups share a single pool.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,9 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
 
 
 def _window_of(layers: Sequence[LayerAttention], owner: int, max_model_len: int) -> int:
-    """Return the largest window or chunk in the layers that read the KV of `owner`; 0: all keys."""
+    """Return the largest window or chunk of the layers that read KV from layer `owner`; 0 if a layer sees all
+    keys.
+    """
     limits = [
         min((limit for limit in (layer.window, layer.chunk) if limit), default=0)
         for layer in layers
@@ -63,7 +65,7 @@ def groups_unfit(spec: ModelSpec, groups: Sequence[BlockGroup]) -> str | None:
 
 
 def block_spec(spec: ModelSpec, groups: Sequence[BlockGroup]) -> ModelSpec:
-    """Return the model's sizes, with as many layers as a block holds."""
+    """Return a spec with the model's sizes and as many layers as a block holds."""
     if not groups:
         return spec
     return replace(spec, num_layers=max(len(group.layers) for group in groups), state=None, attention=())

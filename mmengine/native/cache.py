@@ -49,7 +49,9 @@ class CacheFolder:
             os.unlink(name, dir_fd=self.fd)
 
     def loadable(self, name: str) -> str:
-        """Return a path to a file in the folder behind `fd`, even if `path` now names another folder."""
+        """Return a path to the file through `fd`. The path stays valid even if `path` now names another
+        folder.
+        """
         return f"/proc/self/fd/{self.fd}/{name}"
 
 

@@ -4,7 +4,6 @@ A position ("place") counts from the prompt's first token; the output index is t
 length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the
 grammar forbids. All other tokens lie in the grammar's range, or between TOKEN_LOW and TOKEN_HIGH if the
 request has no grammar. A second checksum determines how many drafts are right; all later drafts are wrong.
-All rows are computed together, with numpy.
 """
 
 import numpy as np
@@ -68,9 +67,9 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` drafts per row, as int64 [s, count]. Also return how many drafts each row has before
-        the first draft that the row's grammar forbids, as int64 [s]. `places`: each row's first draft
-        position, [s].
+        """Return `count` drafts per row, as int64 [s, count]. Also return each row's number of drafts before
+        the first draft that its grammar forbids, as int64 [s]. `places`: each row's first draft position,
+        [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)
@@ -86,9 +85,7 @@ class FakeModel:
         return tokens, np.logical_and.accumulate(valid, axis=1).sum(axis=1)
 
     def breaks_grammar(self, rows: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return, for each of the `tokens` ([s, k]) at `places` ([s, k]), whether the grammar of the token's
-        row forbids the token.
-        """
+        """Return bool [s, k]: whether the row's grammar forbids each token. `tokens` and `places`: [s, k]."""
         column = rows[:, None]
         low, high = self._range(column, places - self.num_prompt[column])
         return (self._num_ranges[column] > 0) & ((tokens < low) | (tokens >= high))

@@ -14,9 +14,8 @@ from mmengine.core.state.view import View
 
 
 def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (blocks, token count) for the longest prefix that the request can share. The blocks, int32, are
-    the blocks of the first block group, then of the second, and so on. `cached`: the first group's blocks
-    that hold the request's prefix.
+    """Return (blocks, token count) for the longest prefix that the request can share. The blocks (int32) are
+    ordered by block group. `cached`: the first group's blocks that hold the request's prefix.
     """
     contents = np.asarray(view.blocks.window_content[cached])
     count = len(cached)
@@ -40,8 +39,8 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
 def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
     """Return how many of the first `count` blocks a request can share, considering only the windows.
 
-    The search goes from the end to the start, in spans whose length doubles. It must be fast, because each
-    decode step repeats the search while the first waiting request waits for free blocks.
+    The search goes backwards, in spans whose length doubles. The function must be fast: while the first
+    waiting request lacks free blocks, every decode step searches again.
     """
     length = 0
     while count:
@@ -51,8 +50,7 @@ def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
         last_missing = np.maximum.accumulate(np.where(is_missing, numbers, -1), axis=1)
         first = view.windows.first_needed((numbers + 1) * view.block_size)
         fitting = numbers[(last_missing < first).all(axis=0)]
-        # `low` is early enough for the window before `count`. The window before a smaller `best` may begin
-        # before `low`, where blocks may be missing.
+        # If `best` is less than `count`, its windows may begin before `low`, where blocks may be missing.
         best = int(fitting[-1]) + 1 if len(fitting) else low
         if best == count or not low:
             return best

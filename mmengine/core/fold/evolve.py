@@ -1,7 +1,6 @@
 """Applies an event to the state. Only this package (fold) writes to a state.
 
-Applying an event makes no decision. It cannot fail for a log that `mmengine log verify` accepts. The
-modules of this package together define what each event does.
+Applying an event makes no decision. For a log that `mmengine log verify` accepts, `evolve` cannot fail.
 """
 
 from typing import assert_never
@@ -66,7 +65,7 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Preempted():
             _apply_preempted(state, event)
         case ev.Checkpoint():
-            state.checkpointed_step = state.step  # the step from which the next checkpoint is timed
+            state.checkpointed_step = state.step  # the next checkpoint is due checkpoint_interval steps later
         case ev.GrammarReady():
             state.requests[event.request_id].waits_for_grammar = False
         case ev.GrammarFailed():
@@ -274,7 +273,7 @@ def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
 
 
 def _apply_recovered(state: State, event: ev.Recovered) -> None:
-    """Apply RECOVERED, after the process that wrote the log has ended.
+    """Apply RECOVERED: a new process continues an ended process's log.
 
     Tokens and waiting requests are kept. Steps in flight, KV, encoder outputs and host blocks are lost,
     because they were in the ended process's memory.

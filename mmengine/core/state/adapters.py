@@ -17,11 +17,11 @@ def digest_of(adapter: Adapter | None) -> bytes:
 class AdapterPool:
     """One engine's adapters.
 
-    `cache`: the loaded adapters, by digest. `of_row`: row -> its adapter's digest. It includes rows
-    whose requests have left while a step still computes the row. `known`: name -> the adapter for new
-    requests with this name. `nameless`: digest -> an adapter that live requests use although no name refers
-    to it. No decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods
-    that change the pool.
+    `cache`: the loaded adapters, by digest. `of_row`: row -> its adapter's digest. A row stays in `of_row`
+    after its request has left, while a step still computes the row. `known`: name -> the adapter for new
+    requests with this name. `nameless`: digest -> an adapter without a name that live requests still use. No
+    decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods that
+    change the pool.
     """
 
     def __init__(self, capacity: int):
@@ -60,7 +60,7 @@ class AdapterPool:
         self.of_row[row] = adapter.digest
 
     def release(self, row: int) -> None:
-        """Record that a row that becomes free uses no adapter. Does nothing if it used none."""
+        """Release the row's adapter, if it has one."""
         digest = self.of_row.pop(row, None)
         if digest is not None:
             self.cache.release(digest)

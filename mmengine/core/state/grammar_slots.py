@@ -67,7 +67,7 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
 
     def keep(self, queued: Queued) -> None:
-        """Store the event's grammar in its slot, or mark the slot as the most recently used slot. Raises
+        """Store the event's grammar in its slot, or mark the slot as most recently used. Raises
         ValueError if the slot number is out of range, or if the grammar is missing or too long.
         """
         slot, grammar = queued.grammar_slot, queued.grammar

@@ -47,9 +47,7 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
-    """Assign the images and videos that were passed as separate arguments to the parts without data, in
-    order.
-    """
+    """Return the parts. Parts without data get the images and videos in `beside`, in order."""
     given: dict[str, Iterator[Any]] = {}
     for modality in ("image", "video"):
         items = [part.source for part in beside if part.modality == modality]
@@ -213,7 +211,7 @@ def _source(part: Mapping[str, Any], modality: str, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Describe a value in an error: in few words, and never a whole object."""
+    """Return a short description of a value for an error message."""
     if value is None or isinstance(value, (str, int, float, bool)):
         text = repr(value)
         return text if len(text) <= 60 else text[:60] + "…"

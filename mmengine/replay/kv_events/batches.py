@@ -1,5 +1,5 @@
-"""Reads a log, and yields the log's KV event batches, numbered and encoded for subscribers. Because a batch's
-number follows from the log, missed batches can be sent again.
+"""Reads a log, and yields its KV event batches, numbered and encoded for subscribers. The numbers depend only
+on the log, so missed batches can be sent again.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def batches(
 
     `wait`: continue with records that are appended later (see LogFollower). `until`: end before the batch
     with this number. `findings`: see CheckedLog. Raises LogError if there is no log, and CorruptLog for a
-    damaged log or one that contradicts itself.
+    damaged or inconsistent log.
     """
     log = CheckedLog(folder, wait, findings=findings)
     state = log.first_state()

@@ -1,7 +1,7 @@
-"""Step times, fitted to a log's steps. A step's time is the fitted time of its work, multiplied by the
-machine's slowness at that time and by a ratio, plus a pause. If an arriving request delays the step, a delay
-replaces the difference between the ratio and its class's usual ratio. `resampling.py` draws these parts from
-the log.
+"""A model of step times, fitted to a log's steps. A step takes (fitted time of its work) * slowness * ratio +
+pause. The slowness describes the machine around the step. If an arriving request delays the step, the ratio
+is the usual ratio of the step's class, and a delay is added. `resampling.py` samples slowness, ratio, pause
+and delay from the log.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
 DECODE = KINDS.index("decode")
 SLOWNESS_STEPS = 32  # Number of consecutive steps whose median is the machine's slowness at their time.
-BEGUN_NS = 250_000_000  # Longer busy times of the engine count as this time.
+BEGUN_NS = 250_000_000  # Longer busy times of the engine count as 250 ms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,21 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The fitted costs, and for each step of the log, in order, how the step's time differs from its fitted
-    time.
+    """The fitted costs, and how the time of each logged step differs from its fitted time.
 
-    `classes`: the step's class; the steps of a class have the same kind and a similar size. `slowness`: how
-    slow the machine was around the step, as a multiple; it is 1 for the median step. `ratios`: the step's own
-    time, divided by its fitted time and by this slowness. `usual`: for each class, the mean ratio of its
+    `classes`: the step's class; the steps of a class have the same kind and a similar size. `slowness`: the
+    machine's slowness around the step, relative to the median step (1.0). `ratios`: the step's time without
+    its pause, divided by its fitted time and by the slowness. `usual`: for each class, the mean ratio of its
     plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
 
-    `delays_ns`: maps a phase (DURING or BEFORE) and a kind of steps to the delays of such steps, divided by
-    the slowness. `delayed_ns`: the lengths of these steps, for the same keys. `arrivals_per_ns`: how often
+    `delays_ns`: (phase, kind of step) -> these steps' delays, divided by the slowness. The phase is DURING or
+    BEFORE. `delayed_ns`: the lengths of these steps, with the same keys. `arrivals_per_ns`: how often
     requests arrive while the engine is busy; requests that were seen together count once. `lead_ns`: a step
     that ends less than this time before an arrival is BEFORE.
 
-    `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
-    device times; without overlap, they compare the sums of device and host times.
+    `overlaps`: whether the log's engine worked while the device computed. With overlap, ratios are of device
+    times; otherwise, of device and host times together.
     """
 
     cost: FittedCost
@@ -158,8 +157,8 @@ def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
 
 
 def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
-    """Return how slow the machine was around each step: the median over SLOWNESS_STEPS consecutive plain
-    steps, each compared with the median of its class.
+    """Return the machine's slowness around each step. The slowness is the median over SLOWNESS_STEPS
+    consecutive plain steps, each divided by the median of its class.
     """
     plain = np.flatnonzero(is_plain)
     relative = ratios[plain].copy()
@@ -174,8 +173,8 @@ def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> 
 
 
 def _arrival_rate(lengths_ns: np.ndarray, has_arrival: np.ndarray) -> float:
-    """Return the rate of arrivals per ns at which the expected number of steps with an arrival is the logged
-    number. Steps before the first and after the last such step do not count.
+    """Return the rate of arrivals per ns for which the expected number of steps with an arrival equals the
+    logged number. Only steps from the first to the last step with an arrival count.
     """
     places = np.flatnonzero(has_arrival)
     lengths_ns = lengths_ns[places[0] : places[-1] + 1]
@@ -190,8 +189,8 @@ def _arrival_rate(lengths_ns: np.ndarray, has_arrival: np.ndarray) -> float:
 def _by_phase(
     values: np.ndarray, kinds: np.ndarray, phases: np.ndarray, is_known: np.ndarray
 ) -> dict[tuple[int, int], np.ndarray]:
-    """Return the known values of the delayed steps of each phase and kind. A kind with fewer than MIN_DELAYED
-    such steps has the values of all kinds.
+    """Return the known values of delayed steps by (phase, kind). A kind with fewer than MIN_DELAYED values
+    gets the values of all kinds.
     """
     found: dict[tuple[int, int], np.ndarray] = {}
     for phase in (DURING, BEFORE):

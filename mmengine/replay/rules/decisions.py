@@ -26,9 +26,9 @@ from mmengine.replay.rules.scheduled import check_scheduled
 def broken_rules(state: State, event: ev.Event) -> Rules:
     """Yield the rules that the decision `event` breaks. Yields nothing for an observation.
 
-    `state`: the state before the event. If a broken rule means that the state cannot take the decision, later
-    rules may be left unchecked. Raises MalformedColumn. Raises other exceptions if the event names something
-    that is not in the state.
+    `state`: the state before the event. If the state cannot take the decision, later rules may be left
+    unchecked. Raises MalformedColumn. Raises other exceptions if the event names something that is not in the
+    state.
     """
     match event:
         case ev.Scheduled():

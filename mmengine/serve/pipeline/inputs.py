@@ -56,7 +56,7 @@ class _Items:
 
 
 class Results:
-    """An iterator over results in input order. Results are computed before the reader asks for them.
+    """An iterator over results in input order. Results are computed ahead of the reader.
 
     `len` returns how many inputs there are, and raises TypeError if the inputs come from a generator.
     """
@@ -198,8 +198,8 @@ def _flat(images: object) -> list[object]:
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
     """Return each text with its images.
 
-    If there are as many images as placeholders, images are assigned to placeholders in order, however
-    `images` is nested. Otherwise `images` must have an item or a list for each text.
+    If there are as many images as placeholders, images are assigned to placeholders in order, and the nesting
+    of `images` is ignored. Otherwise `images` must have an item or a list for each text.
     """
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):

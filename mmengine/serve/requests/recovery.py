@@ -174,10 +174,10 @@ def _recover(
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
     """Compile the requests' grammars again, because logs contain no compiled grammars.
 
-    Waits until the grammars that running requests use are compiled.
+    Waits for the grammars that running requests use. Grammars that only waiting requests need may be ready
+    later.
 
-    Returns (request id, reason) for each request whose grammar is not available. If a request was still
-    waiting for its grammar when the process ended, a later step tells the core that the grammar is ready.
+    Returns (request id, reason) for each request whose grammar is not available.
     """
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():

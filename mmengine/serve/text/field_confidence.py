@@ -9,8 +9,8 @@ from mmengine.structured_output.field_confidence.fields import FieldConfidence, 
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.token_confidence import TokenConfidence
 
-# Caches the last four tokenizers, each with a function that returns a token's bytes, because reading all
-# tokens' bytes takes 0.1 s.
+# A cache of four tokenizers, each with a function that returns a token's bytes. Reading the bytes of all
+# tokens takes 0.1 s.
 _known: deque[tuple[Tokenizer, Callable[[int], bytes]]] = deque(maxlen=4)
 
 

@@ -1,9 +1,7 @@
-"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. The code that builds the
-events also builds the body.
+"""Renders answers in OpenAI's Responses format, as stream events or as a whole body.
 
-Events are numbered from 0. The events depend only on the tokens, the request id and the envelope, which is
-the call data in the log. Therefore a client can continue a stream after any event, even after a server
-restart.
+Events are numbered from 0. They depend only on the tokens, the request id and the envelope (the call data in
+the log). Therefore a client can continue a stream after any event, even after a server restart.
 """
 
 import re
@@ -171,11 +169,11 @@ class ResponsesFrames:
     def error(self, error: ApiError) -> bytes:
         """Return the event for an error.
 
-        If a request fails or is cancelled, the last event is response.failed. OpenAI's clients have no event
-        for a cancelled response, so only the response object has the status cancelled. For status 503 and for
-        an internal error, the stream ends with an error event instead. This event repeats the number of the
-        previous event, so that a client can continue after that event. The event's field `error` has the
-        format of a chat error, and makes OpenAI's clients raise an exception.
+        A failed or cancelled request ends with the event response.failed. OpenAI's clients know no event for
+        cancellation, so only the response object's status says "cancelled". For status 503 and for an
+        internal error, the stream ends with an error event instead. The error event has the previous event's
+        number, so that a client can continue the stream there. Its field `error` has the format of a chat
+        error, and makes OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

@@ -11,7 +11,7 @@ greedy search therefore needs no backtracking, only good preferences:
 5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
 If the search finds no end within its limits, a second search prefers the values and string endings that it
-has used least (`by_turns`). If the second search fails too, the text is treated as plain text. The
+has used least (`by_turns`). If the second search fails too, a third search treats the text as plain text. The
 completion's bytes are then converted to the tokens that the tokenizer would choose. The search is limited by
 the number of questions to the matcher, not by time. A given grammar, position and vocabulary therefore give
 the same tokens on every machine.

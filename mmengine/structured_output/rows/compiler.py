@@ -177,7 +177,7 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            # Also catches panics in Rust code, which are not Exceptions, so that only the grammar fails.
+            # A panic in Rust code is a BaseException. Only its grammar fails.
             except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:

@@ -1,9 +1,9 @@
 """A scheduler with vLLM's rules: it decides running rows one after the other, then admits waiting requests.
 
-If blocks run out, a step has three events: SCHEDULED for the rows before the first row that lacks blocks,
-PREEMPTED to free blocks for this row, and SCHEDULED for the remaining rows. EVICTED records evictions from
-the encoder cache that were made for a chunk that then cannot run. The rules follow vLLM 0.33, except
-for situations in which vLLM is known to hang. versions.py has the exact rules of single versions.
+If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
+PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. If outputs were evicted
+from the encoder cache for a chunk that then cannot run, EVICTED records this. The rules follow vLLM 0.33,
+except where vLLM is known to hang. versions.py has the exact rules of single versions.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """One decision's encoder work by vLLM's rules. `is_patient`: while other rows run, a row waits until
-    the item that its drafter would read next can be encoded.
+    """The encoder work of a scheduling decision, by vLLM's rules. `is_patient`: a row waits until its
+    drafter's next image or video can be encoded, unless no other row runs.
     """
 
     def __init__(self, view: View, *, is_patient: bool = True):
@@ -41,7 +41,9 @@ class VllmEncoderDraft(EncoderDraft):
         self._waits = is_patient and len(view.running) > 1
 
     def cut_before(self, distance: int) -> int:
-        """Cut directly before the item. vLLM's drafter then works without the token after the chunk."""
+        """Return the length of a chunk that ends directly before an item. vLLM's drafter then works without
+        the token after the chunk.
+        """
         if distance > self._ahead:
             return distance
         return 0 if self._waits else max(0, distance)
@@ -61,7 +63,9 @@ MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty dr
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """The adapters' places by vLLM's rules: a request that is passed over gets no reserved place."""
+    """The LoRA adapters that may run in a step, by vLLM's rules: a request that is passed over gets no
+    reserved place.
+    """
 
     def pass_over(self, req_state: RequestView) -> None:
         """Do nothing, because vLLM reserves no places."""
@@ -77,8 +81,9 @@ class VllmAdmission(Admission):
         return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
-        """Return the same kinds of events as `Admission.admit_next`. A preempted request is passed over while
-        a step in flight still computes its tokens."""
+        """Return an event as `Admission.admit_next` does. A preempted request is passed over while a step in
+        flight still computes its tokens.
+        """
         if len(view.running) >= view.config.max_num_seqs:
             return None
         awaited = {id(req_state) for req_state, drops in view.stale.values() if not drops}
@@ -92,9 +97,9 @@ class VllmAdmission(Admission):
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many draft placeholders make the request as long as the step's decoding rows.
+        """Return the request's number of draft placeholders.
 
-        vLLM adds placeholders if all running rows in the step decode, so that all rows have equal lengths. A
+        If all running rows in the step decode, vLLM adds placeholders, so that all rows have equal lengths. A
         one-token prompt that runs alone gets no placeholders.
         """
         num_drafts = view.config.num_draft_tokens
@@ -161,9 +166,6 @@ class VllmRunningRows(RunningRows):
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
         """Schedule the rows before the first row that lacks blocks. If there are no such rows, preempt a
         request to free blocks for this first row.
-
-        The scheduled rows keep their token counts. The row that lacked blocks keeps the length of its chunk
-        after the preemption.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         if short[lacking]:
@@ -228,7 +230,8 @@ class VllmScheduler(Scheduler):
     def schedule(self, view: View) -> ev.StepDecision | None:
         event = super().schedule(view)
         if event is None and not view.is_open and len(view.running):
-            # Every row waits for an item that its drafter would read next. Without patience, one row can run.
+            # Every row waits for its drafter's next item. Decide again without waiting, so that a row can
+            # run.
             return self.impatient.schedule(view, view.running)
         return event
 

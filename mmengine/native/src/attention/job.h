@@ -22,7 +22,7 @@ struct AttentionRules {
         scoring{layer.scale ? layer.scale : 1.0f / std::sqrt((float)step.head_dim), layer.softcap},
         sinks(sinks) {}
 
-  // Returns the first key that a query at `position` sees, which never decreases with the position.
+  // Returns the first key that a query at `position` sees. The result never decreases with the position.
   int first_key(int position) const {
     int first = window && position >= window ? position - window + 1 : 0;
     if (chunk && position / chunk * chunk > first) first = position / chunk * chunk;
@@ -50,7 +50,8 @@ struct AttentionTask {
   int row, query0, query1, head0, head1;
 };
 
-// Where the K of a row's tokens is: `of` returns the element offset of KV head 0 in the layer. V is `v_offset` further.
+// The location of a row's K and V. `of` returns the element offset of the K of KV head 0 in the layer. V is `v_offset`
+// elements further.
 struct Places {
   int shift, mask;        // divide a position by the block size
   int64_t token;          // distance between tokens of a block
@@ -69,11 +70,11 @@ struct Places {
   }
 };
 
-// A row with one or few queries, all in one task: K and V are streamed from memory once for all its heads.
+// For a row with few queries, all in one task. K and V are read from memory once for all heads.
 int64_t decode_scratch_bytes(const AttentionCall& call, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
-// Many queries of a row: K and V are packed block by block, and all queries of the task pass over each block.
+// For many queries of a row. K and V are packed block by block, and each packed block serves all queries of the task.
 int64_t prefill_scratch_bytes(const AttentionCall& call, int queries);
 void attention_prefill(const AttentionCall& call, const AttentionTask& task, void* scratch);
 

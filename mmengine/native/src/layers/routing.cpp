@@ -16,8 +16,8 @@ bool likelier(const Chance& a, const Chance& b) {
   return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
 }
 
-// Sorts as torch does (aten/src/ATen/native/TopKImpl.h), by the same calls of the standard library, which leave ties in
-// the same order.
+// Moves the top_k largest probabilities to the front. Calls the standard library as torch does
+// (aten/src/ATen/native/TopKImpl.h), so that equal probabilities have the same order.
 void take(std::vector<Chance>& all, int64_t top_k) {
   const auto begin = all.begin();
   if (top_k * 64 <= (int64_t)all.size()) {

@@ -10,8 +10,8 @@ namespace mm {
 
 namespace {
 
-constexpr int WORD = 32;           // tokens of a word of the mask
-constexpr int FEW_VALUES = 1 << 17;  // number of values up to which a second thread costs more than it saves
+constexpr int WORD = 32;           // tokens per word of the mask
+constexpr int FEW_VALUES = 1 << 17;  // up to this many values, a second thread costs more than it saves
 constexpr float LEAST = -80.0f;    // the mass of a token with a smaller shifted logit is negligible
 
 struct Likely {
@@ -23,14 +23,14 @@ struct Likely {
   }
 };
 
-// The words of one row that allow a token: their index, and the largest allowed logit of each.
+// A row's mask words that allow a token: each word's index and largest allowed logit.
 struct Words {
   std::vector<int32_t> index;
   std::vector<float> most;
   std::vector<float> some;
 };
 
-// Returns the lanes whose bit is set, and NEVER in the others.
+// Returns `values`, with NEVER in each lane whose bit is not set.
 f16v keep_lanes(f16v values, uint32_t bits) {
   const i16v lane_bits = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
   i16v is_kept = ((i16v{} + (int32_t)bits) & lane_bits) != 0;
@@ -49,7 +49,7 @@ struct Reader {
     return bits[word] & (n < WORD ? (1u << n) - 1 : ~0u);
   }
 
-  // Returns the word's logits, with NEVER in place of those that are not allowed.
+  // Returns the word's logits, with NEVER for tokens that are not allowed.
   const float* read(int word, float* buffer) const {
     uint32_t left = allowed(word);
     const float* from = logits + (int64_t)word * WORD;
@@ -89,7 +89,7 @@ double sum_of(f16v lanes) {
 void take_likely(const mm_allowed& what, const Reader& reader, Words& words, int row) {
   int k = what.likely;
   float bound = NEVER;
-  if (k <= (int)words.most.size()) {  // at least k logits are not below the k-th largest of the words' maxima
+  if (k <= (int)words.most.size()) {  // at least k logits reach the k-th largest of the words' maxima
     words.some = words.most;
     std::nth_element(words.some.begin(), words.some.begin() + (k - 1), words.some.end(), std::greater<float>());
     bound = words.some[k - 1];

@@ -17,7 +17,7 @@ int bucket_of(float value) { return value > -(BUCKETS - 1) / PER_UNIT ? (int)(-v
 // Writes the k largest values of the row, in descending order, to row.some.
 void take_largest(Row& row, int vocab, int k) {
   float bound = NEVER;
-  if (k <= row.groups) {  // at least k values are not below the k-th largest of the groups' maxima
+  if (k <= row.groups) {  // at least k values reach the k-th largest of the groups' maxima
     row.some.assign(row.most.begin(), row.most.begin() + row.groups);
     std::nth_element(row.some.begin(), row.some.begin() + (k - 1), row.some.end(), std::greater<float>());
     bound = row.some[k - 1];
@@ -33,8 +33,8 @@ void take_largest(Row& row, int vocab, int k) {
   row.some.resize(k);
 }
 
-// Returns the last of `values` (descending) such that the mass of the values before it is less than `wanted`. `before`:
-// the mass before all of `values`.
+// Returns the value at which the cumulative mass of `values` (descending) reaches `wanted`. `before`: the mass of all
+// larger values.
 float last_before(const std::vector<float>& values, double before, double wanted) {
   float least = values[0];
   for (size_t i = 0; i < values.size() && before < wanted; i++) {
@@ -44,7 +44,7 @@ float last_before(const std::vector<float>& values, double before, double wanted
   return least;
 }
 
-// Computes the mass of each bucket, over the groups that reach `bound`; returns the total mass.
+// Adds the masses in the groups that reach `bound` to the buckets, and returns the total mass.
 double weigh(const Row& row, float bound, double* buckets) {
   alignas(64) float mass[GROUP];
   double total = 0;
@@ -65,7 +65,7 @@ double weigh(const Row& row, float bound, double* buckets) {
   return total;
 }
 
-// Writes the values of the row in one bucket, descending, to row.some.
+// Writes the row's values in `bucket`, in descending order, to row.some.
 void take_bucket(Row& row, int vocab, int bucket) {
   row.some.clear();
   float bound = bucket == BUCKETS - 1 ? NEVER : -(bucket + 1) / PER_UNIT;

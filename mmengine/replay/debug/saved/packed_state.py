@@ -1,5 +1,5 @@
-"""A copy of a state that is packed like a snapshot (core/snapshot), except that its live requests are in a
-table that all copies share (request_table.py).
+"""Compressed copies of states, in the format of snapshots (core/snapshot). Only the live requests are stored
+elsewhere: all copies share a table of requests (request_table.py).
 """
 
 import msgspec
@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(Body)
 class PackedState:
     """A copy of a state. `live`: the description of its live requests, which are in `requests`. `data`: the
     compressed content. `base`: the earlier copy against which `data` is compressed, or None. A base makes
-    `data` small, because much content, such as a large block pool, differs little between states.
+    `data` small, because consecutive states differ little.
     """
 
     __slots__ = ("base", "data", "live", "requests", "unpacked_base")

@@ -30,7 +30,7 @@ Json = dict[str, object]
 
 
 def number_schemas(constraint: Number, bounds: Bounds, notes: Notes, pointer: str) -> list[Json]:
-    """Return schemas that together allow the numbers which `constraint` and the bounds allow.
+    """Return schemas that together allow the same numbers as `constraint` and the bounds.
 
     A limit that the engine would round is moved inwards, and a note says so. `pointer` is the schema's JSON
     pointer.
@@ -69,8 +69,8 @@ def _intersect_windows(constraint: Number, windows: list[Number]) -> list[Number
 def _limit_decimals(constraint: Number, places: int) -> list[Number]:
     """Return constraints (windows) for numbers with at most `places` decimal places.
 
-    If rounding to a double could cross an exclusive limit or miss a multiple, fewer places are allowed, so
-    that a number has at most 15 digits in all.
+    Fewer places are allowed if rounding to a double could cross an exclusive limit or miss a multiple. A
+    number then has at most 15 digits in all.
     """
     if constraint.multiple is not None:
         places = count_decimals(constraint.multiple)

@@ -1,4 +1,4 @@
-"""Computes the shape for a schema object's own keywords, leaving out keywords that combine other schemas.
+"""Computes the shape for a schema object's keywords, except keywords that combine schemas, such as anyOf.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
