@@ -324,7 +324,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer continues.
 
-    With `is_open`, the answer begins with reasoning. Otherwise, reasoning begins only at an initial `start`.
+    With `is_open`, the answer begins with reasoning. Otherwise, only an initial `start` begins reasoning.
     """
 
     tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

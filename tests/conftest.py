@@ -146,9 +146,7 @@ def dots_in_order(kernel_device, monkeypatch):
 
 
 def _dot_in_order(builder, a, b, d, *_):
-    """Compute tl.dot in order. Rows and columns of zeros, frequent in the tests, are skipped if this does not
-    change the result.
-    """
+    """Compute tl.dot in order. Rows and columns of zeros are skipped if all values are finite."""
     total, left, right = d.data.copy(), a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
     is_odd = not np.isfinite(right).all()
     rows = (left.any(1) | is_odd).nonzero()[0]

@@ -1,11 +1,9 @@
-"""Measures the frame times of a long log's report page in headless Chromium, which draws in software on one
-core.
+"""Measures the frame times of a long log's report page in headless Chromium, without a GPU and on one core.
 
     python -m benchmarks report_page [STEPS]
 
-The program writes a log with at least STEPS steps (default 100,000) on the simulated executor. Then the
-program writes the log's report page. It prints the frame times with all steps in view, and while zooming,
-panning and scrubbing.
+The program simulates a run with at least STEPS steps (default 100,000), and writes the run's report page. It
+prints the frame times with all steps in view, and while zooming, panning and scrubbing.
 """
 
 import random

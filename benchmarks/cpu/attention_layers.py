@@ -1,10 +1,9 @@
-"""Measures attention with windows, soft caps, sinks and narrow values: the CPU kernels and torch, in turns.
+"""Measures the CPU kernels and torch on attention with windows, soft caps, sinks or small value dimensions.
 
     python -m benchmarks attention_layers
 
-Rows have 8,192 keys in blocks of 16 tokens, with 16 heads over 8 KV heads of 128 values. Each figure is the
-minimum CPU time of one layer over all turns. CPU time is measured, because a busy machine stretches the time
-on the clock.
+Rows have 8,192 keys in blocks of 16 tokens, with 16 heads over 8 KV heads of dimension 128. Each figure is
+the minimum CPU time of one layer over several runs.
 """
 
 import time
@@ -23,7 +22,7 @@ STEPS = {"decode, 4 rows": (1, 1, 1, 1), "prompt, 64 tokens": (64,)}
 
 def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Runs of each backend.")] = 3,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
 ) -> None:
     """Measure one layer of each kind."""

@@ -1,12 +1,12 @@
-"""Time linear layers with bfloat16 and with quantised weights, beside torch and one read of the weights.
+"""Time linear layers with bfloat16 and quantised weights, relative to torch and to a read of the weights.
 
     python -m benchmarks linears                 one thread
     python -m benchmarks linears --threads 2
     MMENGINE_NATIVE_ISA=avx2 python -m benchmarks linears
 
-"rows too": the layers' inputs are also quantised to int8. There are 24 layers of 2,048 x 4,096, so that no
-cache holds them. Each figure is the minimum over several rounds. "share of a read": the time that a torch sum
-takes for the same bytes, divided by the layers' time. torch computes in bfloat16.
+"rows too": the layers' inputs are also quantised to int8. The 24 layers of 2,048 x 4,096 do not fit into any
+CPU cache. Each figure is the minimum over several rounds. "share of a read": the time that a torch sum takes
+for the same bytes, divided by the layers' time. torch computes in bfloat16.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""Measure LoRA adapters on a CPU: mixed decode steps, and waiting times with too few slots.
+"""Measure LoRA adapters on a CPU: decode steps with several adapters, and waits for adapter slots.
 
     python -m benchmarks lora # writes benchmarks/results/lora_cpu.md, takes some minutes
-    python -m benchmarks lora --quick --out lora.md # a minute; only tests that it runs
+    python -m benchmarks lora --quick --out lora.md # a minute; a smoke test
     python -m benchmarks lora --section waits
 
 A decode step has 16 rows, which use 1, 4 or 16 adapters. The waiting times are simulated with mmengine's
-scheduling rule and with vLLM's. half_billion_model.py makes the model in bfloat16 (382 M weights in the text
-decoder, most of them in layers). The adapters are random, with rank 16 on all the decoder's linear layers.
-Steps with different numbers of adapters take turns.
+scheduling rule and with vLLM's. half_billion_model.py makes the model in bfloat16, with 382 M weights in the
+text decoder. The adapters are random, with rank 16 on all the decoder's linear layers.
 """
 
 import os
@@ -121,9 +120,7 @@ def _decode(engine: "Engine", names: list[str]) -> list[float]:
 
 
 def waits(num_requests: int) -> Part:
-    """Simulate a skewed mix of requests: 9 of 10 requests use the first HOT adapters, which together fill the
-    slots.
-    """
+    """Simulate a skewed load: 9 of 10 requests use the HOT first adapters. These adapters fill all slots."""
     title = (
         f"{num_requests} requests over {HOT + COLD} adapters, {PLACES} places: 9 of 10 are for {HOT} of them"
     )

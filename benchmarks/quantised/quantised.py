@@ -5,8 +5,8 @@
     python -m benchmarks quantised --kept FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
 
 The benchmark times steps with 1 and 16 rows, and a prompt. A step with 1 row is also compared with the time
-to read the weights once. All engines for a shape are in memory at the same time and take turns, in a new
-random order in each round. Each figure is the median over the rounds.
+to read the weights once. All engines for a model size are in memory, and run in a new random order in each
+round. Each figure is the median over the rounds.
 """
 
 import enum
@@ -39,12 +39,13 @@ TITLE = "Quantised weights on a CPU"
 # A request for timed steps has PROMPT prompt tokens and NEW generated tokens. The timed prompt has LONG
 # tokens.
 NEW, PROMPT, LONG = 8, 32, 512
-# FP8 that the engine makes at loading. The head is quantised too, but not in the hub's FP8 folders.
+# FP8 weights that the engine quantises at loading, including the LM head. The hub's FP8 folders have an
+# unquantised head.
 WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 # formats that the engine makes from the bfloat16 folder at loading, with their `quantize` setting
 MADE = {"int8 g 32": "int8", WHOLE: "fp8"}
-# suffix of a format's name: with int8 activations, which change the model's results
+# suffix of a format's name if activations are rounded to int8
 ROUNDED = ", int8 activations"
 WANTED = {
     "int8 g 32": (1.7, 0.80),
@@ -106,9 +107,7 @@ def main(
 
 
 def _once(path: Path, part: Callable[[], Part]) -> Part:
-    """Return a part's results from the file `path`. If the file does not exist, measure the part and write
-    the results there.
-    """
+    """Return the results in the file `path`. If the file is missing, measure and write the results first."""
     if not path.exists():
         path.write_text(part().dumps())
     return Part.loads(path.read_text())
@@ -234,8 +233,8 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Return how many bytes of weights a step with one row reads, in the layers and the head. Matrices that
-    the engine quantises at loading count with their quantised size.
+    """Return how many bytes of weights the layers and the head read in a step with one row. Sizes are after
+    quantisation at loading.
     """
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor

@@ -2,9 +2,9 @@
 
     build/vllm/bin/python -m benchmarks.vllm.end_to_end [--requests 48] [--rounds 5]
 
-Both engines are in this process and answer the same prompts in turns, all prompts at once. The prompts have
-texts and images, and no answer needs a grammar. The printed rates, in tokens per second and per CPU second,
-are medians over the rounds. The answers of both engines are compared too.
+Both engines run in this process and take turns. Each engine gets all prompts at once. The prompts have texts
+and images, and no grammars. The printed rates, in tokens per second and per CPU second, are medians over the
+rounds. The answers of both engines are compared too.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Side:
         self.wall, self.cpu, self.answers = list[float](), list[float](), list[list[int]]()
 
     def close(self) -> None:
-        """End the engine. mmengine's log must still have its folder."""
+        """End the engine. Call this before the folder of mmengine's log is deleted."""
         self.llm.llm_engine.engine_core.shutdown()
 
     def run(self, prompts: list[VllmObject], params: list[VllmObject]) -> None:

@@ -1,10 +1,10 @@
-"""Measures the host's cost of a step without a model: vLLM's scheduler and mmengine_vllm.Scheduler in turns.
+"""Measures the CPU time per step of vLLM's scheduler and of mmengine_vllm.Scheduler, without a model.
 
     build/vllm/bin/python -m benchmarks.vllm.scheduler_cost [--steps 400] [--rows 16 256 1024] [--log FOLDER]
 
 The time is the CPU time of `schedule` and `update_from_output` in steps in which every row decodes one token.
 mmengine's time includes the translation into vLLM's SchedulerOutput and EngineCoreOutputs, and with --log the
-event log. The floor is the time to create only vLLM's output objects, which any scheduler in Python needs.
+event log. The floor is the time to create vLLM's output objects, which every Python scheduler must create.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Side:
 
 
 def floor(rows: int) -> int:
-    """Return the CPU time in ns to make vLLM's output objects of a step."""
+    """Return the CPU time in ns to create vLLM's output objects for a step."""
     names = [f"request-{number}" for number in range(rows)]
     begin = time.process_time_ns()
     output = SchedulerOutput.make_empty()

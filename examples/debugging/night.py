@@ -1,4 +1,4 @@
-"""Write the log of a bad night: 1,000 requests, a KV pool that is often too small, and the planted bug.
+"""Write a log to debug: 1,000 requests, a KV pool that is often too small, and a planted bug.
 
 python examples/debugging/night.py night.log
 """

@@ -128,7 +128,6 @@ def _column(values: np.ndarray | None) -> bytes | None:
 def writable(text: str) -> str:
     """Return an error text's first MAX_ERROR_CHARS characters, with unpaired surrogates escaped.
 
-    A second application does not change the text. A replay applies the function again and requires the same
-    text.
+    The function is idempotent, because a replay applies it again and requires the same text.
     """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

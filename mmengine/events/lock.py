@@ -4,9 +4,9 @@ is open.
 POSIX systems use flock. Windows uses msvcrt.locking on the lock file's first byte. On all systems the lock
 ends when the process ends.
 
-`is_locked` takes the lock for a moment to find out whether a writer holds it. With flock several callers can
-do this at the same time. On Windows only one caller can hold the lock, so `is_locked` tries several times
-before it reports a writer.
+`is_locked` takes the lock for a moment, with flock as a shared lock. Windows has no shared locks, so another
+caller of `is_locked` may hold the lock there. `is_locked` therefore tries several times before it reports a
+writer.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Measures near ties of bfloat16 logits and of experts' router logits, in steps between neighbouring bfloat16
-numbers.
+"""Measures how close logits and experts' router logits are to a tie. The unit is the distance between
+neighbouring bfloat16 numbers, a step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Router logits of the last chosen and first rejected expert at most this many steps apart count as tied.
+# Maximum number of steps at which the last chosen and the first rejected expert count as tied.
 NEAR_EXPERTS = 2
 
 

@@ -13,7 +13,8 @@ from mmengine_transformers.token_inputs import TokenInputs
 
 
 class DecoderBody:
-    """Computes hidden states with the decoder's own forward, and routes its attention calls to a port.
+    """Computes hidden states with the decoder's own forward, and routes its attention calls to an
+    AttentionPort.
 
     `grid`: computes the positions for a decoder that takes several rows of positions.
     """

@@ -1,7 +1,7 @@
 """Checks for sentence-transformers.
 
-The package has no HTTP client, so the checks compare the package's results for the same folders with the
-server's results.
+The package has no HTTP client. The checks load the served models with the package, and compare the results
+with the server's results.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Fifty open calls survive kills of both processes, kills in recovery, short drains, a wrong clock, a full
-disk.
+"""Fifty open calls survive kills of both processes, kills in recovery, short drains, a wrong clock, and a
+full disk.
 """
 
 import http.client
@@ -33,7 +33,7 @@ def both_die(one, chance):
 
 
 def test_supervisor_and_engine_are_killed_together(tmp_path):
-    """This process owns the socket, as systemd does, and starts the server again."""
+    """The test owns the socket, as systemd does, and starts the server again."""
     chance, begun = seeded(22), time.monotonic()
     with matrix(tmp_path, "echo", keeps_socket=True) as one:
         one.round()
@@ -106,8 +106,8 @@ def test_the_time_of_day_is_set_back_and_forth(tmp_path):
 
 @pytest.mark.parametrize("how", ["but for its reserve", "wholly"])
 def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
-    """Accepted calls are answered, new calls are refused, and the server continues when there is space, also
-    after a death on the full disk.
+    """Accepted calls are answered, and new calls are refused. The server continues when there is space again,
+    even if it died on the full disk.
     """
     chance, begun, told = seeded(26), time.monotonic(), []
     full = tmp_path / "full"
@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
 
 
 def status_of(port):
-    """Return a new call's result, or None if there was none for a second."""
+    """Return a new call's HTTP status, or None after a second without a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
     try:

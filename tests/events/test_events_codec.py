@@ -1,6 +1,4 @@
-"""Tests that decoding returns the encoded records, and that bytes that are no records raise the right
-errors.
-"""
+"""Tests that decoding returns the encoded records, and that invalid bytes raise the right errors."""
 
 import struct
 import tracemalloc
@@ -216,7 +214,7 @@ def test_a_body_with_some_bytes_changed_is_read_or_refused(event, data):
 
 
 def test_type_numbers_and_fields_are_for_ever():
-    """From 0.1.0 on, fields are only added at the end with a default, and this test is only extended."""
+    """From 0.1.0 on, a new field is the last field and has a default. Only extend this test."""
     numbers = "Started Queued Cancelled Preempted Scheduled Admitted Executed Failed Finished Delivered"
     numbers += " CacheReset Checkpoint"
     fields = {

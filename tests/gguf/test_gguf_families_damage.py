@@ -1,6 +1,5 @@
-"""Tests damaged files of the families that transformers' modules serve: Gemma 3 with its SentencePiece
-vocabulary, Qwen2-VL and Qwen2.5-VL. The reader must read a damaged file, or refuse the file with a one-line
-ModelError, and use little memory.
+"""Tests damaged GGUF files of Gemma 3, with its SentencePiece vocabulary, and of Qwen2-VL and Qwen2.5-VL. The
+reader must use little memory, and either read a damaged file or raise a one-line ModelError.
 """
 
 import random
@@ -110,7 +109,7 @@ def read(path) -> bool:
 
 
 def named(folder: Path) -> Path:
-    """Return the name of a pair. A named projector is never left out."""
+    """Return a path that names the model and the projector. The reader never ignores a named projector."""
     return Path(pair(folder / "model.gguf", folder / "mmproj.gguf"))
 
 

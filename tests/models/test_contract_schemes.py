@@ -1,6 +1,6 @@
-"""Runs the plugin contract with quantised weights for every model family. Tokens and log-probabilities must
-equal those of transformers' model with the dequantised weights. The contract's tests of prompts and configs
-are left out, because they run with the unquantised folders.
+"""Runs the plugin contract, the tests for every model plugin, with quantised weights. Tokens and
+log-probabilities must equal transformers' results with the dequantised weights. The contract's tests of
+prompts and configs are left out, because they run with the unquantised folders.
 """
 
 import shutil
@@ -126,9 +126,8 @@ FAMILIES = {  # Base classes, and sizes to change so that they are multiples of 
     "Qwen35MoeText": ((qwen3_5.TestQwen35MoeText,), SHARED),
     "SmolVLM": ((smolvlm.TestSmolVLM,), {"num_attention_heads": 4}),
 }
-# In tiny models of these families, a bfloat16 rounding can choose other experts for a token, or flip the sign
-# of a delta net's output. So transformers in bfloat16 differs from transformers in float32, and integer codes
-# have no reference in bfloat16.
+# In these families' tiny models, bfloat16 rounding can change a token's experts or the sign of a delta net's
+# output. transformers in bfloat16 is then no reference for integer codes.
 ROUGH = ("Qwen3VLMoe", "Qwen3Moe", "Qwen35", "Qwen35Text", "Qwen35Moe", "Qwen35MoeText")
 # One family per kind of decoder. The others are soak tests.
 SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")

@@ -1,6 +1,5 @@
-"""Tests text-only models: media are refused, templates that cannot read a list of content parts get strings,
-and tokenizers come from
-data or files.
+"""Tests text-only models: media are refused, chat templates for string contents get strings, and tokenizers
+are loaded from data or files.
 """
 
 import json

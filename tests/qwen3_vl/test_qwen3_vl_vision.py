@@ -76,8 +76,8 @@ def test_packed_equals_alone_in_any_order(tower, order):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
-    """With the kernels an item's features have the same bits in any pack and with any number of threads.
-    Features are cached by content, so they must not depend on neighbours.
+    """With the kernels an item's features have the same bits in any batch and with any number of threads.
+    Features are cached by content, so they must not depend on other items.
     """
     make_reference(tmp_path, seed=3)
     model = plugin.load_model(tmp_path, device="cpu", dtype=dtype)
@@ -96,7 +96,7 @@ def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
 
 
 def test_items_do_not_see_each_other(tower):
-    """An item's features keep their bits if a neighbour is replaced by another item of the same size."""
+    """An item's features do not change if the next item in the batch changes."""
     _, model = tower
     grid = (1, 4, 4)
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Tests that the debugger's saved states equal the states of a plain fold, store a request only once even if
-several states have the request, and stay within their memory limit.
+"""Tests the debugger's saved states. They equal the states of a plain fold (the log's events applied in
+order), store each request only once, and stay within their memory limit.
 """
 
 import gc
@@ -77,9 +77,7 @@ def check_marks(marks, expected):
 
 @pytest.mark.parametrize("kind", [*RUNS, "sessions"])
 def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monkeypatch):
-    """The states are equal also after a reload from the cache, in any order, and with no memory for unpacked
-    requests.
-    """
+    """The states are also equal after a reload from the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     folder = run_of(kind, tmp_path / "log")
@@ -96,7 +94,7 @@ def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monke
 
 @pytest.mark.parametrize("folder", VLLM, ids=lambda folder: folder.name)
 def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
-    """Each saved state equals the state of a plain fold, and so do the states that follow from it."""
+    """Each saved state, and each later state computed from it, equals the state of a plain fold."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     read, expected = read_to_end(folder, every=8), folded(folder)

@@ -1,7 +1,8 @@
-"""Tests of encoder calls that are replayed in a captured size.
+"""Tests encoder calls that are replayed from a captured graph.
 
-They check which size is chosen, that features equal a launched call, and which calls are not replayed. No GPU
-is used: the captured operations are repeated over the same memory.
+The tests check which captured size is chosen, which calls are not replayed, and that the features equal an
+ordinary call's features. Instead of a GPU graph, a fake graph repeats the captured operations over the same
+memory.
 """
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
 
 
 def leave(graphs, value):
-    """Fill the buffers that an earlier call may have written with `value`."""
+    """Fill all buffers that an earlier call may have written. The new content is `value`."""
     encoder = graphs._encoder
     for tensor in (encoder._positions, encoder._cos, encoder._sin, encoder._features):
         tensor.fill_(value)

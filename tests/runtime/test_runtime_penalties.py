@@ -1,5 +1,5 @@
-"""Tests of penalties: penalising a row's listed tokens (on a CPU) equals penalising whole rows (on a GPU),
-bit by bit.
+"""Tests penalties. A CPU penalises only the tokens in a row's list, and a GPU penalises whole rows. The
+results must be equal bit by bit.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def test_listed_and_whole_rows_agree():
 
     for row in range(ROWS):
         admit(row)
-    for turn in range(120):  # more tokens than a list has room for at first
+    for turn in range(120):  # more tokens than a list can hold at first
         rows = random.permutation(ROWS)[: random.integers(1, ROWS + 1)]
         logits = torch.from_numpy(random.standard_normal((len(rows) + 2, VOCAB)).astype(np.float32) * 3)
         penalties = random.uniform(-2, 2, (3, len(rows), 1)).astype(np.float32)

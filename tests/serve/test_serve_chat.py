@@ -170,7 +170,7 @@ ASSISTANT = {
 
 @pytest.mark.parametrize("form", ["json", "xml"])
 def test_the_prompt_is_transformers(engine, form):
-    """Arguments come as text and reach the template as objects, as transformers' users pass them."""
+    """Call arguments come as JSON text, and reach the chat template as objects, as in transformers."""
     messages = [
         QUESTION,
         ASSISTANT,

@@ -1,7 +1,7 @@
 """Tests of the calls that coding agents and chat pages send, with ten turns for each client.
 
-agent_turns.json has each client's fields, blocks and tools. `{n}` is the turn's number. agent_sizes.py
-generates the texts {system} and {result} and further tools.
+agent_turns.json has each client's fields, blocks and tools. In this file, `{n}` is the turn's number.
+agent_sizes.py replaces {system} and {result} with generated texts.
 """
 
 import ast
@@ -149,7 +149,7 @@ ITEMS = [
 
 
 def test_records_of_hosted_tools_in_the_history_are_left_out_and_named(server, strict):
-    """A conversation that began at the vendor's server goes on here."""
+    """A conversation that began on the vendor's server continues on this server."""
     said = {"type": "text", "text": "A shape."}
     plain = [*ASKED, {"role": "assistant", "content": [said]}, *ASKED]
     for kinds in (HISTORY, HISTORY[:1]):

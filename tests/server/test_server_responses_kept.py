@@ -273,9 +273,7 @@ def test_unclaimed_stored_responses_are_cancelled(tmp_path):
 
 
 def test_a_request_id_finds_a_stored_answer_after_a_death(tmp_path):
-    """The answer is only in the store, because the previous process had finished it. A client that did not
-    receive the answer repeats its call.
-    """
+    """A client that did not receive a finished answer repeats its call to the restarted server."""
     log, headers, body = tmp_path / "log", {"X-Request-Id": "mine"}, {"input": TEXT}
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body, headers)[2]
@@ -310,9 +308,7 @@ def test_a_key_finds_a_stored_answer_after_a_death(tmp_path):
 
 
 def test_a_retry_continues_a_begun_response(tmp_path):
-    """The call has no request id and no idempotency key, and the server has continued the response without a
-    client.
-    """
+    """A retry without a request id and without an idempotency key finds the response."""
     log, body = tmp_path / "log", {"input": TEXT, "background": True}
     with served(
         executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}

@@ -1,4 +1,4 @@
-"""Tests the rules of vLLM that differ from ours, each in a small scenario that is run with both rules."""
+"""Tests vLLM's rules that differ from ours. Each test runs a small scenario under both rules."""
 
 from pathlib import Path
 
@@ -38,9 +38,9 @@ def test_a_preempted_request_goes_to_the_front_of_the_queue(tmp_path):
 
 
 def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
-    """`v` decodes one of the step's 32 tokens, which leaves 31 for `a`. Blocks for `a` are not free, so
-    `v`, the least important request, is preempted. vLLM gives the token of `v` only to rows after `a`.
-    Our rules decide all rows again.
+    """`v` decodes one of the step's 32 tokens, which leaves 31 for `a`. `a` needs more blocks than are free,
+    so `v`, the least important request, is preempted. vLLM does not give the freed token to `a`. Our rules
+    decide all rows again.
     """
     requests = [request("v", 30, out=5, priority=5), request("a", 80, at=1)]
     config = {"policy": "priority", "num_blocks": 11, "max_model_len": 88, "reserve_full_prompt": False}
@@ -69,8 +69,8 @@ def test_a_row_that_preempts_itself_lets_later_rows_run(tmp_path):
 
 
 def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
-    """`b` needs room for its picture, and then blocks that `a` holds. vLLM has already evicted `old`
-    when the blocks turn out to be missing.
+    """`b` needs encoder cache space for its picture, and blocks that `a` holds. vLLM evicts `old` before it
+    checks the free blocks.
     """
     image = {"prompt": [["img", 16], ["gen", "b", 40, 0]], "images": [[0, 16, "new"]]}
     requests = [
@@ -85,9 +85,7 @@ def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
-    """All but one token of `b` are hits. vLLM schedules a placeholder where a draft would be, and the
-    placeholder is not accepted.
-    """
+    """All but one token of `b` are hits. vLLM schedules a placeholder draft, which is not accepted."""
     requests = [
         request("a", out=10, prompt=[["gen", "k", 17, 0]]),
         request("b", out=2, at=2, prompt=[["gen", "k", 17, 0]]),
@@ -150,8 +148,8 @@ def picture(name, content, **more):
 
 
 def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
-    """After step 1 neither request needs its picture. `b` is aborted in that step. vLLM frees `b`'s picture
-    before `a`'s, and therefore evicts `b`'s picture first.
+    """`b` is aborted in step 1. After step 1 neither `a` nor `b` needs its picture. vLLM releases `b`'s
+    picture before `a`'s picture, and therefore evicts `b`'s picture first.
     """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
@@ -181,8 +179,8 @@ def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """Return requests and settings. A single step fills a block for `a` and an equal block for `b`. A picture
-    follows the block in `a`, and `b` then ends. `c` hits one of the two blocks.
+    """Return requests and settings. A step fills equal blocks for `a` and `b`. Then `b` ends, and `a`
+    continues. `c` hits one of the two blocks.
     """
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
     requests = [

@@ -81,7 +81,7 @@ class Workers:
         return next_token(held)
 
     def propose(self):
-        """Return drafts of which some are right."""
+        """Return drafts, some of which are right."""
         names = [name for name, request in self.requests.items() if request.computed < len(request.tokens)]
         guesses = []
         for name in names:

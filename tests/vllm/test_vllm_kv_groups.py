@@ -1,5 +1,5 @@
-"""Tests logs with several KV groups without vLLM: which groups are recorded, the order of blocks in the log,
-and that wrong decisions about the blocks of a sliding window are found.
+"""Tests logs with several KV groups, without vLLM: which groups are recorded, the order of blocks in the log,
+and the detection of wrong decisions about sliding-window blocks.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Admit requests without images before requests with images."""
+"""A planted bug: requests without images are admitted before requests with images."""
 
 from mmengine.core.decide.admission import Admission
 

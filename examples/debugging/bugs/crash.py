@@ -1,4 +1,4 @@
-"""Read the row after the row whose chunk reaches an image, which raises an IndexError at the last row."""
+"""A planted bug: an IndexError if the chunk of the last row reaches an image."""
 
 from mmengine.core.decide import running
 

@@ -54,8 +54,8 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """Drop the parts of an item that were computed so far, because no request needs the item any more or a
-    failed step made the parts invalid.
+    """Drop the parts of an item that were computed so far. They are not needed any more, or a failed step
+    made them invalid.
     """
     if state.part is not None:
         state.encoder.dropped.append(state.part.key)

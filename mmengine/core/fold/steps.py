@@ -106,8 +106,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Remove rejected drafts. Only by vLLM's asynchronous rules may other steps be in flight beside a step
-        # that verifies drafts.
+        # Remove rejected drafts. Only vLLM's asynchronous rules allow other steps in flight while drafts are
+        # verified.
         if flight.num_drafts is not None:
             reject_drafts(state, flight, counts)
         elif (state.verifies or event.errors) and not state.flights:
@@ -177,8 +177,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Count a failed step against `owner`, the request for whose media item the step computed a part. `owner`
-    keeps its row, because the step computed no token for `owner`.
+    """Count a failed step against `owner`, whose media item the step encoded in part. `owner` keeps its row,
+    because the step computed no token for `owner`.
     """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
@@ -188,7 +188,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
     """Count a failed step with `num_rows` requests against a request. With `isolates_failures` the request
-    becomes a suspect, which may only join steps with at most half as many rows.
+    becomes a suspect: its later steps have at most half as many rows.
     """
     if not state.constants.isolates_failures:
         req_state.failures += 1

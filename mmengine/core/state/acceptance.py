@@ -37,7 +37,7 @@ class Acceptance:
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Record the verified drafts for `rows` (intp [m]), for the next `count`.
+        """Record the verified drafts for `rows` (intp [m]). The next call of `count` counts them.
 
         `drafters`: each row's drafter. `drafted`: each row's draft count, 0 for none. `counts`:
         how many tokens each row got, as the bytes of int32 [m].
@@ -45,7 +45,7 @@ class Acceptance:
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
     def count(self) -> None:
-        """Count the recorded drafts. The result does not depend on how often this method is called."""
+        """Count the recorded drafts."""
         if not self._unread:
             return
         rows, drafters, drafted, counts = map(np.concatenate, zip(*self._unread, strict=True))

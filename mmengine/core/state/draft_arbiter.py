@@ -1,9 +1,9 @@
-"""The base class for draft arbiters, which decide in each step which drafters draft and how many drafts rows
-get.
+"""The base class for draft arbiters. A draft arbiter decides in each step which drafters draft, and limits
+each row's draft count.
 
-The class has the counters, the measurements of each draft level, and the times of reviews. A draft level is
-the highest number among the drafters that draft: ALL_DRAFTERS, NO_DRAFTERS, or a number between them. A
-bucket groups similar batch sizes (step_cost.py). A review chooses the draft level anew.
+The class has the counters, the measurements of each draft level, and the times of reviews. At draft level n,
+only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to ALL_DRAFTERS. A bucket groups
+similar batch sizes (step_cost.py). A review chooses the draft level anew.
 """
 
 from abc import ABC, abstractmethod
@@ -53,8 +53,8 @@ class DraftArbiter(ABC):
     """Chooses a draft level for each step, and limits each row's draft count.
 
     Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
-    `overlaps`: whether steps overlap. The loop then waits for each step after which drafters draft,
-    so drafting costs time even if the drafters return no drafts.
+    `overlaps`: whether steps overlap. With overlap, drafting costs time even if the drafters return no
+    drafts, because the engine must wait for the step's result first.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
@@ -72,7 +72,7 @@ class DraftArbiter(ABC):
         self.was_off = False  # whether no drafter drafted and no row had drafts in the last step
         self.has_arrivals = True  # whether a request was admitted since the last decode-only step
         self.has_limits = False  # whether some row may have fewer drafts than the setting allows
-        self.has_tried_limits = False  # whether fewer drafts were tried after all drafts lost time
+        self.has_tried_limits = False  # whether lower draft limits were tried after drafting lost time
         # The bucket of the last batch that was not shrinking, and the bucket of the last review.
         self.full_bucket, self.reviewed_bucket = NO_BUCKET, NO_BUCKET
         self.turned_off_at = 0  # number of the step in which drafts were turned off
@@ -140,9 +140,9 @@ class DraftArbiter(ABC):
         """Record a step with `rows` that took `ns`. The step verified `drafts` drafts, returned `tokens`
         tokens, and proposed `made` drafts for the next step.
 
-        `only_decodes`: whether the step computed no prompts. In a step with prompts, the drafter's head took
-        `reading_ns` to read the prompts. `level`: the draft level after the step, if decided when the step
-        was dispatched; None: the current level.
+        `only_decodes`: whether the step computed no prompts. `reading_ns`: time that the draft head took to
+        read the step's prompts. `level`: the draft level that was decided at dispatch; None: the current
+        level.
         """
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
@@ -231,8 +231,8 @@ class DraftArbiter(ABC):
         self.acceptance.fade()
 
     def _rate(self, level: int) -> int | None:
-        """Return the tokens per time at a level, relative to steps without drafts (65536: equal), or None if
-        too little was measured.
+        """Return a level's tokens per time relative to steps without drafts (65536: equal), or None without
+        enough measurements.
         """
         return self.costs.rate(self.bucket, level)
 

@@ -10,8 +10,8 @@ from mmengine.replay.queries.wording import Words
 class Wait(NamedTuple):
     """A step in which the request was not scheduled.
 
-    `since_ns`: time since the request's arrival. `ahead`: if the request waits for another request, the
-    reason why that other request waits; otherwise None.
+    `since_ns`: time since the request's arrival. `ahead`: the reason why an earlier request waits, if this
+    request waits for the earlier request; else None.
     """
 
     step: int

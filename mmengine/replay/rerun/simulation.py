@@ -1,5 +1,5 @@
-"""Simulates a script in time. Requests arrive at the log's times, the engine's own scheduler decides, and a
-model gives the duration of each step.
+"""Simulates a script, the requests of a log, on a simulated clock. Requests arrive at the log's times, the
+engine's own scheduler decides, and StepTimes gives the duration of each step.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-TOGETHER_NS = 1_000_000  # The longest time between the records of observations that were seen together.
+TOGETHER_NS = 1_000_000  # Maximum time between records that the scheduler saw together.
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
@@ -98,7 +98,7 @@ class _Prices:
 
     def __init__(self, drawn: DrawnTimes, arrivals_ns: list[int]):
         self._drawn, self._arrivals_ns = drawn, arrivals_ns
-        self._announced = -1  # the last arrival that delayed the step before
+        self._announced = -1  # index of the last arrival that delayed the step before it
 
     def price(self, plan: StepPlan, num_embeds: int) -> int:
         now_ns, drawn = self.timer.now(), self._drawn
@@ -120,7 +120,7 @@ class _Prices:
 
 
 class _IdleTimer(Timer):
-    """A clock that starts a new draw of step times (DrawnTimes.begin) after the engine was idle."""
+    """A clock that calls DrawnTimes.begin each time the engine is idle, so that new step times are drawn."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int, drawn: DrawnTimes):
         super().__init__(executor, start_ns)
@@ -133,9 +133,9 @@ class _IdleTimer(Timer):
 
 
 def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
-    """Return the observations with earlier times. Each observation moves back by a random share of its
-    `slack_ns`, because it may have arrived earlier than the scheduler saw it. Observations that the scheduler
-    saw together stay together.
+    """Return the observations, each moved back in time by a random share of its `slack_ns`. An observation
+    may have arrived up to `slack_ns` before the scheduler saw it. Observations that the scheduler saw
+    together stay together.
     """
     result: list[Observation] = []
     last, time_ns = None, 0
@@ -178,7 +178,7 @@ def complete_script(script: Script) -> tuple[Script, list[str]]:
 
 def with_logged_drafts(config: EngineConfig) -> EngineConfig:
     """Return the settings, changed so that a simulation verifies the same drafts as the log. The log has only
-    drafts that its scheduler chose. A simulated scheduler that chooses again would drop further drafts.
+    drafts that its scheduler chose, so the simulated scheduler must not choose again.
     """
     if config.draft_policy != CHOSEN:
         return config

@@ -128,8 +128,8 @@ def load_any_head(
 
 
 def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
-    """Return `config` with the draft count for a row, and the number of KV slots that a draft head needs
-    after a row's tokens.
+    """Return `config` with `num_draft_tokens`, and with `lookahead_tokens`: the number of KV slots that a
+    draft head needs after a row's tokens.
 
     Raises ConfigError for settings that contradict the setting `spec`.
     """

@@ -1,10 +1,9 @@
 """Decides which steps are replayed from CUDA graphs, and in which size. The decision depends only on the
 plan.
 
-For each row count in `row_sizes`, a bucket (a captured size) with one token for each row is captured. If rows
-may have drafts, a second bucket is captured, with one token and all drafts for each row. A smaller step is
-padded with rows that use only the dummy block, and with tokens after each row's last token. Results for
-padding are not read.
+A bucket is a captured batch size. Each row count in `row_sizes` has a bucket with one token per row. If rows
+may have drafts, the row count also has a bucket with 1 + num_drafts tokens per row. A smaller step is padded
+with rows that use only the dummy block, and with tokens after each row's last token.
 """
 
 from bisect import bisect_left
@@ -23,9 +22,7 @@ REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step's bucket, and where the step's t tokens are among the bucket's tokens: a slice or intp
-    [t].
-    """
+    """A step's bucket. `places`: the indices of the step's t tokens in the bucket, a slice or intp [t]."""
 
     bucket: Bucket
     places: slice | np.ndarray

@@ -61,8 +61,8 @@ class Frames:
         self._taken: int | None = None  # num_requests of the session when the held frames were submitted
 
     def settle(self, num_requests: int) -> None:
-        """Drop the held frames if the session's current `num_requests` shows that the frames' request
-        succeeded.
+        """Drop the held frames if their request succeeded. A successful request increases the session's
+        request count, `num_requests`.
         """
         if self._taken is not None and num_requests > self._taken:
             self.held, self._taken = [], None
@@ -156,9 +156,9 @@ class Session:
         """Append a text, a message part (an image or a video), or a list of texts and parts, and prefill the
         content.
 
-        With `anchor`, the content stays in the session when the session exceeds its length and drops older
-        content. Each text is tokenized separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or
-        RequestFailed is raised, the session is unchanged.
+        With `anchor`, the content stays even if the session exceeds its length and drops old content. Each
+        text is tokenized separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed
+        is raised, the session is unchanged.
         """
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *as_parts(content)]

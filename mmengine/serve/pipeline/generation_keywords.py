@@ -31,8 +31,8 @@ TAKEN = frozenset(
         *WHEN_SAMPLING,
     }
 )
-# Keywords that are accepted without effect. They tune features that are refused (beam search, assistants) or
-# transformers' implementation, or request values that records do not contain.
+# Keywords that are accepted without effect. They tune refused features (beam search, assistants), tune
+# transformers' implementation, or request values that are never returned.
 CHANGES_NOTHING = frozenset(
     {
         "assistant_confidence_threshold",

@@ -61,7 +61,7 @@ def _from_transformers(loader: str, folder: Path) -> object:
     """Return the object that the transformers class `loader` loads from the folder, or None.
 
     None means that transformers or a package that the class needs is not installed, or that the model is a
-    GGUF file, for which transformers has different token ids.
+    GGUF file. For GGUF files transformers has different token ids.
     """
     if is_gguf(folder):
         return None

@@ -29,10 +29,7 @@ class _Text(Protocol):
 
 
 class StopStrings:
-    """Decodes the rows whose requests have stop strings. Other rows cost nothing.
-
-    Text after a stop string is not examined.
-    """
+    """Decodes the rows whose requests have stop strings, up to the first stop string."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

@@ -39,8 +39,8 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Must be called after the request is accepted, because the texts that end
-        reasoning are unknown until then.
+        """Prepare the choices. Call this after the request is accepted, when the tokens that end reasoning
+        are known.
         """
         parsed_request = self._asked
         self._choices = [
@@ -65,11 +65,11 @@ class PromptStream:
         return deltas
 
     def slow_end(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that returns `end`'s result in a tuple. Returns None if `end` is fast enough for
-        the event loop.
+        """Return a function that calls `end` and is meant for another thread. Returns None if `end` is fast
+        enough for the event loop.
 
-        The function checks the arguments in a finished choice's tool calls, and computes the fields'
-        confidences and boxes. It may take long, so it should run on another thread.
+        The function also checks the arguments of a finished choice's tool calls, and computes the fields'
+        confidences and boxes. Its result is a tuple with `end`'s result.
         """
         choice = self._choices[output.index]
         if not choice.is_slow_to_finish and self._asked.envelope.boxes is None:

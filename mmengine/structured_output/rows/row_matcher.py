@@ -1,11 +1,10 @@
 """Keeps the grammar state of a row (a running request's slot): the tokens, and the matchers that have
 consumed these tokens.
 
-A draft grammar allows only some of the grammar's texts and therefore forces more tokens, which can be
-drafted. The grammar allows every token that its draft grammar allows. As long as the text fits a draft
-grammar, only the draft grammar's matcher advances, and the grammar's own matcher lags behind. The grammar's
-own matcher catches up in three cases: a mask is needed, the text no longer fits the draft grammar, or it must
-be decided whether the text may end.
+A draft grammar allows only some of the texts that the row's grammar allows. It therefore forces more tokens,
+which become drafts. While the text fits a draft grammar, only the draft grammar's matcher consumes tokens.
+The row's own matcher catches up when a mask is needed, when the text no longer fits the draft grammar, or
+when the text may be complete.
 
 Draft tokens are consumed when they are proposed. Rejected draft tokens are rolled back later.
 """
@@ -21,7 +20,7 @@ DraftGrammars = Sequence[Callable[[], Matcher]]
 
 
 class TextMatcher:
-    """A matcher with the number of tokens that it has consumed.
+    """A matcher and its position in the row's text.
 
     The matcher has consumed the text's first `num_read` tokens, and then the draft tokens `ahead`, which are
     not accepted yet.
@@ -182,8 +181,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` next tokens, which the draft grammar forces. Without a draft grammar, the
-        grammar itself forces the tokens.
+        """Return at most `most` next tokens that are forced by the draft grammar, or else by the grammar
+        itself.
         """
         if self.pending_start is not None or not most:
             return ()
@@ -255,9 +254,8 @@ class RowMatcher:
     def _is_over(self) -> bool:
         """Return whether the text is complete or invalid, after the leading matcher has stopped.
 
-        A draft grammar differs from its grammar only in the white space within a text. If the draft grammar
-        allows no further token and the grammar allows the text to end, then the grammar allows no further
-        token either.
+        A draft grammar differs from its grammar only in the white space within a text. So the text is
+        complete if the draft grammar allows no further token and the grammar allows the end.
         """
         if self._leader is self.own:
             return True

@@ -1,8 +1,8 @@
 """Computes a training forward pass with the weights of transformers' model.
 
-All views in a batch have the same size, so the vision tower processes them as one batch. The text model uses
-a mask for the trees that `packing` builds. Both compute the same results as transformers' own forward pass,
-which `evaluate` uses.
+All views (images or pairs of video frames) in a batch have the same size, and the vision tower processes them
+together. The text model's mask separates the branches that `packing` puts after a shared prefix. The results
+equal transformers' own forward pass, which `evaluate` uses.
 """
 
 import torch

@@ -48,8 +48,8 @@ def eos_of(request: VllmObject) -> int:
 
 
 def media_items(request: VllmObject, num_resets: int) -> Iterator[MediaItem]:
-    """Yield the request's images and videos. An item's hash is derived from the identifier under which
-    vLLM's workers store the item's features, so that equal items share a cache entry.
+    """Yield the request's images and videos. An item's hash is derived from the identifier under which vLLM's
+    workers store the item's features. Equal items therefore share a cache entry.
     """
     for feature in request.mm_features:
         position = feature.mm_position

@@ -1,4 +1,4 @@
-// Shared by all attention kernels: dividing scratch memory, scalar bfloat16, and softmax over blocks of keys.
+// Helpers for all attention kernels: parts of scratch memory, scalar bfloat16, and softmax over blocks of keys.
 #pragma once
 
 #include <cstdint>
@@ -44,12 +44,12 @@ MM_INLINE uint16_t to_bf16(float value) {
 struct Scoring {
   float scale, softcap;  // softcap 0: none
 
-  // What scores are still multiplied by after cap_scores.
+  // The factor by which scores must be multiplied after cap_scores.
   float factor() const { return softcap > 0 ? 1.0f : scale; }
 };
 
-// tanh(x) with a relative error below 3e-7; NaN stays NaN. Near 0 an odd polynomial with the smallest maximum relative
-// error, because the quotient loses digits there.
+// tanh(x) with a relative error below 3e-7; NaN stays NaN. Near 0 the quotient loses digits, so an odd minimax
+// polynomial replaces it.
 MM_INLINE wide tanh_of(wide x) {
   typedef decltype(x < x) ints;
   const wide square = x * x;
@@ -64,7 +64,7 @@ MM_INLINE wide tanh_of(wide x) {
   return is_near ? near : x < 0.0f ? -far : far;
 }
 
-// Applies the soft cap, if there is one, to the scores [from, to), and to those after them up to a vector's end.
+// Applies the soft cap, if any, to the scores [from, to), and to the rest of the last vector.
 MM_INLINE void cap_scores(float* scores, int from, int to, const Scoring& scoring) {
   if (!(scoring.softcap > 0)) return;
   const float factor = scoring.scale / scoring.softcap;
@@ -98,8 +98,8 @@ MM_INLINE float sum_of(f16v v) {
 }
 
 #if defined(__AVX512F__)
-// 2^x with a relative error below 2e-7; 0 below 2^-149, and NaN for NaN. The polynomial of degree 5 has the smallest
-// maximum relative error between -1/2 and 1/2, with value 1 at 0.
+// 2^x with a relative error below 2e-7. Results below 2^-149 are 0; NaN stays NaN. The polynomial of degree 5 is the
+// minimax polynomial (relative error) on [-1/2, 1/2] with value 1 at 0.
 MM_INLINE f16v exp2_of(f16v x) {
   const __m512 v = _mm512_max_ps(_mm512_set1_ps(-200), (__m512)x);  // max returns its second operand for NaN
   const __m512 whole = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -118,9 +118,9 @@ constexpr float kPowers = 1;
 MM_INLINE f16v weight_of(f16v x, f16v score) { return (f16v)((i16v)exp_clamped(x) & (score != -__builtin_inff())); }
 #endif
 
-// Turns `count` scores (padded to a multiple of 16) into weights relative to the highest score so far, and passes them
-// to `keep` 16 at a time. The padding gets the weight 0. Returns the factor for the sums over the blocks before this
-// one.
+// Passes the softmax weights of `count` scores to `keep`, 16 at a time. The weights are relative to the highest score
+// so far. Padding to a multiple of 16 gets the weight 0. Returns the factor by which the caller must multiply its sums
+// over earlier blocks.
 template <class Keep>
 MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& state, bool first, Keep keep) {
   int padded = (int)round_up(count, 16);
@@ -146,9 +146,9 @@ MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& st
   return shrink;
 }
 
-// The same for the keys [first, seen) of a block, whose scores are at their keys' places. `from`, a multiple of 16, is
-// at most `first`. Each place in [from, count) that the query does not see gets the weight 0, also the padding of
-// `count` to a multiple of `whole`. Without a visible key the state stays, and the factor is 1.
+// Like `soften`, for a query that sees only the keys [first, seen) of a block. scores[i] is the score of key i. The
+// other keys in [from, count) get the weight 0, and so does the padding of `count` to a multiple of `whole`. `from` is
+// a multiple of 16. If the query sees no key, the state does not change and the factor is 1.
 template <class Keep>
 MM_INLINE float weigh(float* scores, int from, int first, int seen, int count, int whole, const Scoring& scoring,
                       RunningSoftmax& state, bool begins, Keep keep) {

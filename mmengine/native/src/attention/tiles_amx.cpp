@@ -23,7 +23,8 @@ MM_INLINE void clear_sums() {
 }  // namespace
 
 void PairTiles::begin() const {
-  // Static, because GCC's intrinsic declares that it reads only the first 8 bytes: the other stores could be dropped.
+  // Static, because GCC assumes that the intrinsic reads only 8 bytes of its argument. GCC could drop the other stores
+  // to a local variable.
   static const TileConfig config;
   _tile_loadconfig(&config);
 }

@@ -45,7 +45,7 @@ class Expansion(msgspec.Struct):
     todo: list[PendingSchema]
     held: tuple[PendingSchema, ...] = ()  # Every added schema, once for each path that led to it.
     choices: tuple[OpenChoice, ...] = ()
-    # Schemas that must not hold, but whose values are not excluded yet.
+    # Schemas that a value must not match. The shapes do not exclude them yet.
     excluded: tuple[tuple[Conjunction, Origin], ...] = ()
     taken: bool = False  # Whether a branch was chosen for some choice.
     lacks_branches: bool = False  # Whether branches that cannot be enforced were left out.
