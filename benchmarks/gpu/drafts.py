@@ -97,7 +97,7 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """Return the bytes that a pass must read, which is every matrix once.
+    """Return the bytes that a pass reads: each matrix once.
 
     The input of q, k and v is twice as wide as in a decoder layer.
     """
@@ -107,7 +107,7 @@ def pass_bytes(shape: ModelConfig) -> int:
 
 
 class Chains:
-    """Computes chains of drafts for rows with random KV of up to `blocks` blocks, launched or captured.
+    """Computes chains of drafts, launched or captured. Each row has up to `blocks` blocks with random KV.
 
     Raises ConfigError if the attention backend cannot be captured.
     """
@@ -155,8 +155,8 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     """Compare captured and launched chains for every number of rows, with attention heads of 128 and 32
     values.
 
-    First the drafts are given, and the KV that both write must agree. Then the head chooses the drafts, and
-    more than half of the drafts must be equal. Raises ConfigError if passes cannot be captured.
+    With fixed random drafts, the KV that the two chains write must agree. With drafts chosen by the head,
+    more than half must be equal. Raises ConfigError if passes cannot be captured.
     """
     gaps: list[float] = []
     same = total = 0
@@ -180,7 +180,7 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
 def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
     """Return (gap, number of equal drafts, number of drafts) for `count` rows.
 
-    The gap (see `_gap`) is measured with given drafts; the drafts that are counted are chosen by the head.
+    The gap (see `_gap`) is measured with fixed random drafts. The counted drafts are chosen by the head.
     """
     rng = np.random.default_rng(count)
     lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)
@@ -194,8 +194,8 @@ def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
 
 
 def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
-    """Return the largest difference between the KV that captured and launched passes write, relative to the
-    largest value. Infinite if they write to different positions.
+    """Return the largest difference between the KV from captured and launched passes, divided by the largest
+    value. Infinite if the passes write to different positions.
     """
     before = chains.pool.blocks.clone()
     written = []

@@ -31,7 +31,10 @@ class Idle:
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the share of the time from the first begin to the last end that no (begin, end) span covers."""
+    """Return the share of the total time that no (begin, end) span covers.
+
+    The total time is from the first begin to the last end.
+    """
     ordered = sorted(spans)
     if not ordered:
         raise ValueError("the profiler recorded no kernel")

@@ -19,7 +19,7 @@ from benchmarks.profiling.phases import ROUNDS, Clocks, Watched, least_disturbed
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 
-# A group in the table, and words that select its torch operations by name.
+# Groups in the table. An operation belongs to a group if its name contains a listed word.
 OPERATIONS = (
     ("linears", ("mm", "linear", "matmul")),
     ("attention", ("attention", "index_copy", "index_select", "softmax")),
@@ -27,13 +27,13 @@ OPERATIONS = (
 )
 ROWS = 16
 DECODE_STEPS = 10  # Measured steps for the model with half a billion weights.
-AHEAD = 6  # Most tokens that the first rows have when the last row gets its first token.
+AHEAD = 6  # The first rows decode at most this many tokens before all rows run.
 Watch = AbstractContextManager  # A context that observes the steps inside it.
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
-    """Profile decoding and mixed requests on the embedded checkpoint, and with `half_billion` also the larger
-    model. Writes the flame graph to `flame`, and returns the tables.
+    """Profile the embedded checkpoint, write the flame graph to `flame`, and return the tables.
+    `half_billion`: also profile a model with half a billion weights.
     """
     part, trees = Part(), []
 

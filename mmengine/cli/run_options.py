@@ -262,7 +262,7 @@ class Model:
 
     @property
     def source(self) -> str | None:
-        """Return the model with its projector, as the engine takes it. Raises ConfigError."""
+        """Return the model, paired with its multimodal projector if `mmproj` is set. Raises ConfigError."""
         if self.mmproj is None:
             return self.model
         if self.model is None:

@@ -90,8 +90,8 @@ def _spare(folder: Path) -> Iterator[int]:
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
-    """Delete the snapshots that were taken at record `sequence` or later, because the writer is about to
-    replace these records. Raises OSError.
+    """Delete the snapshots taken at record `sequence` or later. The writer is about to replace these records.
+    Raises OSError.
     """
     for path in folder.glob(f"snapshot-*{SUFFIX}"):
         name = path.stem.removeprefix("snapshot-")

@@ -54,8 +54,8 @@ class Prepared:
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # For a piece in a session: how many tokens precede the piece's own content. These tokens close an open
-    # video, or end the previous turn and open a turn.
+    # In a session: number of template tokens before the content. They close an open video, or end the
+    # previous turn and open a new turn.
     num_opening: int = 0
 
 
@@ -70,8 +70,8 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self) -> list[bytes]:
-        """Return a bytes object for each id below vocab_size: the bytes that the id adds to a text, or a
-        special token's name, or b"" for an unused id.
+        """Return the bytes that each id below vocab_size adds to a text. A special token adds its name, and
+        an unused id adds b"".
 
         Grammars and logprobs use these bytes. Raises ModelError if a token's bytes cannot be determined.
         """
@@ -91,8 +91,8 @@ class Processor(Protocol):
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # The sampling defaults in generation_config.json.
     fingerprint: str  # A hex digest that changes if the same input would give other pixels or another prompt.
-    # The engine sets this limit. A prompt that is certainly longer is rejected before it is completely
-    # tokenized.
+    # Maximum prompt length, set by the engine. A certainly longer prompt is rejected before tokenization
+    # ends.
     max_prompt_tokens: int
 
     @property
@@ -142,10 +142,9 @@ class Processor(Protocol):
         `video` are accepted too.
 
         `images` and `videos` supply the data, in order, for parts that contain no data. Relative paths are
-        resolved under `base_folder`. `cache_salt`: an item in `media_cache` is found only with the salt with
-        which it was stored. `template_options`: further variables for the chat template (`tools`,
-        `documents`, …). The option `chat_template` replaces the model's template. Raises InvalidRequest,
-        InvalidMedia.
+        resolved under `base_folder`. `cache_salt`: prompts share items in `media_cache` only if they have the
+        same salt. `template_options`: further variables for the chat template (`tools`, `documents`, …). The
+        option `chat_template` replaces the model's template. Raises InvalidRequest, InvalidMedia.
         """
 
     def prepare_text(
@@ -157,16 +156,14 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """Convert a prompt string that already contains media placeholders, as it is passed to processors in
-        transformers.
-        """
+        """Convert a prompt string with media placeholders, as for a processor in transformers."""
 
     def count_images(self, text: str) -> int:
         """Return how many image placeholders are in a text for `prepare_text`."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
-        """Decode a media item again from its source. Raises InvalidMedia if the pixels do not have the hash
-        in `item` any more.
+        """Decode a media item again from its source. Raises InvalidMedia if the pixels do not match the hash
+        in `item`.
         """
 
 
@@ -203,18 +200,18 @@ class TurnProcessor(Protocol):
 
         `opens`: "first" for the first turn after `system`, "next" for a turn after an answer, "" for a piece
         that continues a turn. `closes`: whether the answer follows this piece. `is_film`: whether all parts
-        are frames from a single video, to which a later piece may add frames. `in_film`: whether the previous
-        piece left a video open. With `is_film` this piece continues the open video. Otherwise this piece
-        first closes the open video. Raises InvalidRequest, InvalidMedia.
+        are frames from a single video. The video stays open: later pieces may add frames. `in_film`: whether
+        the previous piece left a video open. With `is_film` this piece continues the open video, otherwise it
+        first closes the video. Raises InvalidRequest, InvalidMedia.
         """
 
 
 class AttentionPort(Protocol):
     """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
-    A port whose blocks hold unquantised k and v may also have a method `cache_of(layer)`, for a kernel that
-    stores k and v itself. The method returns the layer's blocks [n, 2, block_size, num_kv_heads, head_dim]
-    and the step's slots, int64 [t]. `append` is then not called for this layer.
+    An optional method `cache_of(layer)` lets a kernel store unquantised k and v itself. It returns the
+    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t]. `append` is
+    then not called for this layer.
     """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
@@ -267,8 +264,7 @@ class EncoderCost(NamedTuple):
 
 
 class CapturableEncoder(Protocol):
-    """An encoder whose inputs and outputs have fixed addresses, for any size up to the size for which it was
-    made.
+    """An encoder whose inputs and outputs have fixed addresses, for any size up to a maximum.
 
     A step's items are written to the inputs, and computed in the smallest captured size that is large enough.
     The items' patches do not attend to unused patches. All steps run in order on one stream, so a step
@@ -304,8 +300,8 @@ class VisionLanguageModel(Protocol):
     * `measure_encoder() -> EncoderCost | None`, for an encoder that can pause within an item. The method runs
     a short measurement on the configured threads.
     * `encode_in_parts(patches, grid, even_patches)`, for an item whose patches are on the device. Returns an
-    object with a method `advance(until, work)`, which computes until about the share `until` / `work` of the
-    item is done. The last call (`until` equals `work`) returns the features, and other calls return None. If
+    object with a method `advance(until, work)`, which computes about the fraction `until` / `work` of the
+    item. The last call (`until` equals `work`) returns the features, and other calls return None. If
     `measure_encoder` is missing or returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
     the result as the argument `adapter`. `forward` accepts `adapters`: each adapter in a step, with the
@@ -313,8 +309,8 @@ class VisionLanguageModel(Protocol):
     """
 
     spec: ModelSpec
-    # Whether other tokens in the batch leave each bit in a token's result unchanged, unless the token attends
-    # to them.
+    # Whether a token's result depends only on the tokens to which it attends, and has the same bits in any
+    # batch.
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
@@ -369,14 +365,14 @@ class ModelPlugin(Protocol):
         `shard`: load only this rank's part of the text decoder. `spec` then has this part's heads, and only
         rank 0 has the vision tower and the LM head. A plugin that cannot split its model may omit this
         parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the format
-        to which matrices are quantised. `activations`: "int8" to quantise a layer's input rows before they
-        are multiplied by integer codes. An option is passed only if a user sets it.
+        to which matrices are quantised. `activations`: "int8" to quantise a layer's input rows before the
+        matrix product. An option is passed only if a user sets it.
         """
 
     # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`. It
-    # reads the LoRA adapter in the folder `adapter` for the model in `folder`. `max_bytes` limits the size of
-    # the adapter's matrices in memory, where a value takes `value_bytes`. The method raises ModelError for an
-    # adapter that does not fit the model. A plugin without this method supports no adapters.
+    # reads the LoRA adapter in the folder `adapter` for the model in `folder`. `max_bytes` limits the
+    # adapter's matrices in memory, at `value_bytes` per value. The method raises ModelError for an adapter
+    # that does not fit the model. A plugin without this method supports no adapters.
 
     # A plugin may have `box_units: Mapping[str, BoxUnit]` (box_unit.py), keyed by model_type.
 

@@ -26,9 +26,9 @@ def report_weights(num_bytes: int, total: int) -> None:
 
 @contextmanager
 def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
-    """Call `listener` repeatedly, on this thread, while the thread computes a step within the context.
+    """Within the context, call `listener` each time this thread reports progress in a step.
 
-    The listener's owner can thus detect a hung step, which makes no report for a long time.
+    A hung step makes no report for a long time.
     """
     token = _step.set(listener)
     try:

@@ -22,11 +22,11 @@ NEVER = -1
 class SimRequest:
     """A request that has not arrived yet.
 
-    `prompt` generates the prompt's tokens (int32 [num_prompt]) only when the request arrives, so that only
-    the tokens of live requests are in memory. `arrival` is a step number in a scenario, and nanoseconds in a
-    trace. The model emits `stop_token` at output index `stop_at`, or never if `stop_at` is NEVER. `ranges` is
-    the request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at`,
-    unless it is NEVER, the model emits a token outside the range.
+    `prompt` generates the prompt's tokens, int32 [num_prompt], when the request arrives. `arrival` is a step
+    number in a scenario, and nanoseconds in a trace. The model emits `stop_token` at output index `stop_at`,
+    or never if `stop_at` is NEVER. `ranges` is the request's grammar: output token j must lie in [low, high)
+    = ranges[j % len]. At output index `bad_at`, unless it is NEVER, the model emits a token outside the
+    range.
     """
 
     request_id: str
@@ -123,7 +123,7 @@ class Workload:
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
     """Return, as int32, `count` tokens of the pseudo-random text `key`, from position `start`.
 
-    A key and a position always determine the same token.
+    A token depends only on the key and the position.
     """
     numbers = np.arange(start, start + count, dtype=np.int64)
     crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)

@@ -244,8 +244,8 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the head. Replace an embedding that is tied to the head by a PackedEmbedding, if the embedding
-    returns rows, or rows times a factor.
+    """Pack the LM head. Replace a tied embedding by a PackedEmbedding if the embedding returns rows, or rows
+    times a factor.
     """
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding

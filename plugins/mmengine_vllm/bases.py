@@ -1,5 +1,5 @@
-"""Defines bases: points at which a log can begin while requests run, with the events that restore the state
-at this point.
+"""Defines bases. A base is a point at which a log can begin while requests run, with events that restore the
+state at this point.
 """
 
 from msgspec.structs import replace
@@ -14,8 +14,8 @@ Written = list[tuple[ev.Event, int, int]]  # events, each with its step and its 
 class EncodedItems:
     """Adapts events to a log that does not know all entries of the encoder cache.
 
-    The cache contained the keys `encoded` when the log began, but the events in `beginning` add only some of
-    these entries.
+    `encoded`: the cache's keys when the log began. `beginning`: the log's first events, which add only some
+    of these keys.
     """
 
     def __init__(self, encoded: set[bytes], beginning: Numbered):

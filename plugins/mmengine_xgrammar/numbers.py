@@ -1,8 +1,8 @@
 """Writes number ranges and multiples as EBNF, digit by digit: a finite automaton with one rule per state.
 
-A state contains how many digits of the integer part are still to come, or how many decimal places are already
-written. It also contains whether the digits so far equal the digits of the lower bound and of the upper
-bound, and the remainder of the digits so far modulo the multiple.
+A state counts the remaining integer digits or the written decimal places. The state also has the remainder
+modulo the multiple. Two flags tell whether the digits so far equal the digits in the lower and the upper
+bound.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tests that the parts of the GPU check run in separate processes, and that a part that fails does not affect
+"""Tests that the GPU check runs its parts in separate processes, and that a failing part does not affect the
 others.
 """
 

@@ -1,4 +1,4 @@
-"""Tests the progress reports while a model is loaded or a prompt computed: lines, or a bar in a terminal."""
+"""Tests the progress reports during loading and prefill: lines, or a bar in a terminal."""
 
 import io
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Tests that the state remembers the adapters of live requests, with their folders, even after their names
-refer to other adapters or to none.
-"""
+"""Tests that live requests keep their adapters and folders after the names are unloaded or reused."""
 
 import msgspec
 import pytest

@@ -20,7 +20,7 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-# Fields for which the client has no parameter. `seed` has none only in the Responses API.
+# Fields for which the client has no parameter. `seed` lacks a parameter only in the Responses API.
 EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
@@ -221,7 +221,7 @@ def _by_choice(events, is_same):
 
 
 def _same(answer, name):
-    """Return the answer as JSON, without all values that differ between runs.
+    """Return the answer as JSON, without values that differ between runs.
 
     These are ids, times, logprobs (their last bits depend on the rows that were computed together), and the
     counts of cached prompt tokens and drafted tokens.

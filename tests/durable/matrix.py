@@ -81,7 +81,7 @@ class Matrix:
         return len([path for path in self.folder.glob("life-*") if path.suffix != ".new"])
 
     def plan(self, points):
-        """From now on, let one process after the other die at these points."""
+        """Make the next processes die at these points, a process per point."""
         new = self.folder / "plan.new"
         new.write_text("\n".join(points))
         new.rename(self.folder / "plan")
@@ -216,7 +216,7 @@ def _least(counts):
 def at_random(one, chance, *longest_s):
     """Return a function that kills the engine at random times and returns these times.
 
-    Each of `longest_s` limits the seconds from the calls' start, or from the next process's start, to a kill.
+    `longest_s`: for each kill, the maximum seconds since the calls or the new process started.
     """
 
     def disturb():

@@ -13,8 +13,7 @@ import numpy as np
 from mmengine.checkpoint.gguf.k_blocks import IQ4_VALUES
 
 FLOATS = ("F32", "F16", "BF16")
-# By type with blocks of 256 values: the type that llama.cpp's quantiser writes instead for rows that are not
-# whole blocks.
+# Type with blocks of 256 values -> type that llama.cpp's quantiser writes for rows that are not whole blocks.
 NARROW = dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS"), "IQ4_NL")
 NARROW |= {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 

@@ -1,4 +1,4 @@
-"""Records golden logs. There is a golden log for each engine feature.
+"""Records a golden log for each engine feature.
 
     python -m tests.golden.make_golden NAME...
 
@@ -58,7 +58,7 @@ SETTINGS = {
     "mixed": MIXED,
     # A drafter with its own KV. With this seed, each of vLLM's rules changes a decision.
     "compat": {"seed": 49, "compat": "vllm", "lookahead_tokens": 2},
-    # State slots for all rows and for only a few kept states, so that kept states are replaced.
+    # There are few slots for kept states, so that kept states are replaced.
     "recurrent_states": MIXED | {"num_state_slots": 9, "snapshot_every": 8},
     # Several adapters, of which only one can run at a time.
     "adapters": MIXED | {"max_loras": 1},

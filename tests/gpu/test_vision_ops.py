@@ -1,4 +1,4 @@
-"""Tests of a vision tower's operations: which are chosen, and that they equal torch's, frame by frame."""
+"""Tests which operations a vision tower chooses, and that their results equal torch's."""
 
 from types import SimpleNamespace
 

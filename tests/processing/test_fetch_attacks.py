@@ -98,9 +98,7 @@ def test_odd_spellings_of_addresses_are_refused(net, host):
 
 
 def test_an_open_and_a_closed_port_inside_read_alike(net):
-    """No connection to a private address is made, so open and closed ports, and known and unknown names, give
-    the same refusal.
-    """
+    """Open and closed ports on private addresses give the same refusal: the fetcher never connects."""
     texts = set()
     for port in (net.port, 9):
         with pytest.raises(FetchRefused) as caught:
@@ -179,16 +177,12 @@ def dripping_head(connection, closing):
 
 @pytest.mark.parametrize("page", [drip, silent, dripping_head])
 def test_one_deadline_holds_for_all_of_it(net, page):
-    """The deadline covers the whole fetch. With a deadline for each read, the pages that drip would never
-    time out.
-    """
+    """The deadline covers the whole fetch, not each read."""
     net.pages["/a.png"] = page
     assert refusal(net.fetcher(timeout_s=0.4), net.url("/a.png")) == "timeout"
 
 
 def test_redirects_share_the_deadline(net):
-    """With a deadline for each hop, the fetch would fail at the maximum number of redirects instead."""
-
     def late(connection, closing):
         closing.wait(0.3)
         connection.sendall(redirect("/a.png"))
@@ -264,9 +258,7 @@ def test_heads_without_end_are_refused(net):
 
 
 def test_a_body_in_tiny_pieces_is_refused(net):
-    """The fetcher refuses a body in thousands of tiny pieces, because each piece costs interpreter time that
-    other threads need.
-    """
+    """The fetcher refuses a body in thousands of tiny pieces, because each piece costs interpreter time."""
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
     assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"

@@ -68,9 +68,7 @@ def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
 
 
 def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
-    """An FP8 model gives the same bits as the dequantised model. Its FP8 tensors include the delta nets'
-    projections, except those for beta and the decay.
-    """
+    """An FP8 model gives the same bits as the dequantised model."""
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)
     meant = to_fp8(folder, block=(48, 64))

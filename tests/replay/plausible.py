@@ -1,5 +1,5 @@
-"""Changes a log's decisions to false values that fit their arrays, so that a replay can often go on with a
-state that no engine has.
+"""Changes a log's decisions to false values in range. A replay can often continue, with a state that no
+engine has.
 """
 
 import random

@@ -5,8 +5,7 @@ from mmengine.replay.queries.reasons import Reason, Reasons
 
 
 def reasons_of(step: Step) -> list[Reason]:
-    """Return a reason for each request that gets no tokens in this step; [] for a step that the log cuts
-    short.
+    """Return a reason for each request that gets no tokens in this step; [] if the log ends within the step.
 
     Advances the step to its logged end. Raises CorruptLog for an impossible step.
     """

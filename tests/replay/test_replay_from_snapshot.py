@@ -125,9 +125,8 @@ def damage(folder, number):
 
 
 def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
-    """Salvage uses the records after the damage, with a snapshot, if no request still needs an answer from
-    before the snapshot. Which segments qualify depends on record lengths, so the test damages one after
-    another until salvage succeeds.
+    """Salvage uses a snapshot and the records after the damage, if no request needs an earlier answer. The
+    test damages the segments in turn until salvage succeeds.
     """
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):

@@ -1,5 +1,5 @@
-"""Tests that `log why` compares the log's decisions with the rules, and names the rules' choice if the log's
-choice differs.
+"""Tests that `log why` compares the log's decisions with the scheduling rules, and names the rules' choice if
+it differs.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests that verify accepts an unchanged log, and names the record that was changed in a log."""
+"""Tests that verify accepts an unchanged log, and names the record that was changed."""
 
 import msgspec
 import numpy as np

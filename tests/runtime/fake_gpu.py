@@ -1,9 +1,9 @@
 """A fake GPU on which every operation that would wait for the device raises an error.
 
-Its tensors are on torch's "meta" device and have no values. So operations that need a value (`item`,
-`tolist`, `if tensor`), or whose result's shape depends on values (`nonzero`, a boolean index,
-`repeat_interleave` without a size), raise by themselves. This module makes copies that would wait raise too:
-a copy from the host must come from pinned memory, and every copy must be non-blocking.
+Its tensors are on torch's "meta" device and have no values. Operations that need values therefore raise
+(`item`, `tolist`, `if tensor`). Operations raise too if their result's shape depends on values (`nonzero`, a
+boolean index, `repeat_interleave` without a size). This module also rejects copies that would wait: a copy
+from the host must come from pinned memory, and every copy must be non-blocking.
 """
 
 from contextlib import contextmanager

@@ -101,7 +101,7 @@ def test_a_version_that_stores_plans_differently_is_refused():
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_captured_step_reads_buffers_that_stay(query_len):
-    """A second `begin` for the same bucket uses the captured wrapper and buffers. The results are right."""
+    """A second `begin` for the same bucket uses the captured wrapper and buffers."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
     kv = KVPool(spec, 40, size, torch.float32, CpuDevice())
@@ -241,7 +241,7 @@ def test_an_unsupported_model_is_reported(monkeypatch):
 
 
 def on_a_gpu():
-    """Return a fake pool on a GPU, of which only the device is read."""
+    """Return a fake pool that has only a GPU device."""
     return SimpleNamespace(device=CudaDevice())
 
 

@@ -1,5 +1,5 @@
-"""Tests of the threads that call a block store: forgotten requests cause no reads, and no error of a store
-ends the threads.
+"""Tests the threads that call a block store: forgotten requests cause no reads, and store errors do not end
+the threads.
 """
 
 import threading

@@ -21,8 +21,8 @@ from tests.serve import serve_fakes as fakes
 
 
 class Hanging(fakes.EchoExecutor):
-    """A step with the prompt "killer" does not return until `released` is set. Only such a step moves the
-    watchdogs' clock, so no step of a busy machine counts as a hang.
+    """A step with the prompt "killer" does not return until `released` is set. Only this step moves the
+    watchdogs' clock, so no step on a busy machine counts as a hang.
     """
 
     released = threading.Event()
@@ -138,8 +138,8 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
 
 
 def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp_path, monkeypatch):
-    """The caller's request is running when the step of another request hangs. A request that no step has seen
-    ends with an error, and does not join the session.
+    """The caller's request is running when the step of another request hangs. A request that was never
+    scheduled ends with an error, and does not join the session.
     """
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()

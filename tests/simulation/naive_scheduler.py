@@ -1,6 +1,6 @@
-"""A second, naive implementation of the scheduler, with plain lists, one request at a time. It follows
-docs/explanation/policies.md, docs/how-to/simulation.md and the scheduling rules, runs a whole scenario by
-itself, and writes the same records as the simulation.
+"""A naive scheduler with plain lists, against which the simulation is checked. It follows
+docs/explanation/policies.md, docs/how-to/simulation.md and the scheduling rules. It runs a whole scenario and
+writes the same records as the simulation.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -256,8 +256,8 @@ class NaiveScheduler:
             self.leave(who)
 
     def sample(self, who):
-        """Return the model's tokens up to and including the correction of the first wrong draft, and
-        the finish reason, which is "" if the request goes on.
+        """Return the model's tokens and the finish reason ("" if the request goes on). The tokens end with
+        the correction of the first wrong draft.
         """
         tokens, most = [], min(len(self.prompts[who.name]) + who.raw["max_tokens"], self.config.max_model_len)
         for draft in [*who.drafts, None]:

@@ -1,6 +1,4 @@
-"""Tiny random draft heads in each family's file format (names of tensors and of the fields in
-config.json).
-"""
+"""Makes tiny random draft heads in each family's file format."""
 
 import json
 from dataclasses import dataclass, field

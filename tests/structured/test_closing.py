@@ -1,5 +1,5 @@
-"""Test that completions are valid and about as short as possible, and that a text with a closer ends within
-its budget whatever the model generates.
+"""Test that completions are valid and about as short as possible. A text with a closer must end within its
+budget whatever the model generates.
 """
 
 import json
@@ -192,9 +192,7 @@ def test_a_budget_is_kept():
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
-    """Return the bytes up to a reachable position, and the instance's rest. The bytes are the instance's
-    beginning, perhaps followed by other allowed bytes.
-    """
+    """Return the instance's first bytes, perhaps followed by random allowed bytes, and its rest."""
     text = json.dumps(data.draw(case.instances), ensure_ascii=False, separators=(",", ":")).encode()
     cut = source.randrange(len(text))
     matcher, said = grammar.matcher.deep_copy(), bytearray(text[:cut])

@@ -46,9 +46,7 @@ def half(blocks: np.ndarray, start: int) -> np.ndarray:
 
 
 def q2_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack 16 bytes, each with a four-bit scale and a four-bit minimum; 64 bytes of two-bit codes; d; and
-    dmin.
-    """
+    """Unpack 16 bytes of four-bit scales and minimums, 64 bytes of two-bit codes, d, and dmin."""
     shared, codes = blocks[:, :16], _two_bits(blocks[:, 16:80])
     return KBlocks(
         codes.view(np.int8), (shared & 15).view(np.int8), half(blocks, 80), shared >> 4, half(blocks, 82)
@@ -92,8 +90,8 @@ def q6_k(blocks: np.ndarray) -> KBlocks:
 
 
 def iq4_xs(blocks: np.ndarray) -> KBlocks:
-    """Unpack d, eight six-bit scales with offset 32 (high bits, then low bits), and 128 bytes of codes, which
-    stand for the integers in IQ4_VALUES.
+    """Unpack d, eight six-bit scales with offset 32 (high bits first), and 128 bytes of indices into
+    IQ4_VALUES.
     """
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     low = (blocks[:, 4:8, None] >> _NIBBLES[:, 0] & 15).reshape(-1, 8)
@@ -103,8 +101,8 @@ def iq4_xs(blocks: np.ndarray) -> KBlocks:
 
 
 def _two_bits(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 64] to codes [blocks, 256]. The lowest two bits in 32 bytes are 32 consecutive
-    codes, the next two bits are the next 32 codes, and so on.
+    """Unpack uint8 [blocks, 64] to codes [blocks, 256]. In each 32 bytes, the lowest two bits hold codes 0 to
+    31, the next two bits codes 32 to 63, and so on.
     """
     return (packed.reshape(-1, 2, 1, 32) >> _PAIRS & 3).reshape(-1, VALUES)
 

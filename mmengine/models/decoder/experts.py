@@ -1,9 +1,8 @@
-"""A decoder layer's feed-forward in torch: a SwiGLU, or a mixture of experts that adds its terms in the same
-order as transformers.
+"""A decoder layer's feed-forward in torch: a SwiGLU or a mixture of experts.
 
-Pairs (token, expert) are sorted by expert, so that each expert multiplies all its tokens at once. An expert's
-output is rounded, multiplied by the expert's probability, and rounded again. A token's `top_k` results are
-added in float32, the likeliest expert's result first.
+Pairs (token, expert) are sorted by expert, and each expert multiplies all its tokens at once. Rounding and
+order are as in transformers: an expert's output is rounded, multiplied by the expert's probability, and
+rounded again. A token's `top_k` results are added in float32, the likeliest expert's result first.
 """
 
 from collections.abc import Callable

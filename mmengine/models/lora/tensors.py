@@ -1,5 +1,5 @@
-"""Loads a LoRA adapter's matrices as tensors. The model may join several modules, such as q, k and v, in a
-linear layer. The matrices for such a layer are returned together.
+"""Loads a LoRA adapter's matrices as tensors. The matrices for a fused linear layer, such as q, k and v, are
+returned together.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,7 @@ class AdapterTensors:
         self._device, self._dtype = device, dtype
 
     def parts(self, *modules: str) -> tuple[LoraPart, ...]:
-        """Return the adapter's parts for a linear layer whose output joins these modules' outputs in this
-        order.
-        """
+        """Return the adapter's parts for a linear layer that fuses these modules in this order."""
         found, offset = [], 0
         for module in modules:
             pair = self._files.pairs.get(module)

@@ -33,7 +33,7 @@ _SPECIAL_6 = tuple(
     )
 )
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # The prefix with which a network without IPv4 reaches IPv4.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # The well-known NAT64 prefix (RFC 6052).
 _LOW_32 = 2**32 - 1
 _ANY_PORT = 9
 
@@ -41,8 +41,8 @@ _ANY_PORT = 9
 def is_public(address: IPAddress) -> bool:
     """Return whether the address is public: neither in a private network nor on this machine.
 
-    An IPv4 address inside an IPv6 address is unwrapped in the two notations in use (mapped, NAT64). The other
-    notations are refused: compatible addresses, 6to4, Teredo, and a network's own NAT64.
+    IPv4 addresses inside mapped and NAT64 addresses are checked as IPv4. Compatible addresses, 6to4, Teredo
+    and a network's own NAT64 prefix are refused.
     """
     address = unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
@@ -64,8 +64,8 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    The system would send packets to an address of this machine from that same address. The test asks the
-    system for the sender address, and sends no packet.
+    For a local destination, the system uses the same address as the source. Connecting a UDP socket shows the
+    source address, and sends no packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

@@ -1,9 +1,9 @@
-"""Replays a script, and reports the first failure of a given kind, with the step in which the failure
-occurred. Also writes the log of such a replay.
+"""Replays a script (a log's requests), reports the first failure of a given kind, and writes the replay's
+log.
 
-A kind is an invariant's name, "any" for all invariants, or a failure that only a run can show. The kinds that
-only a run can show are "stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens"
-(another request's KV was read), and "divergence" (the run's own log does not verify).
+A kind is an invariant's name, "any" for all invariants, "stalled" (no progress), "thrash", "crash" (an
+unexpected exception), "tokens" (another request's KV was read), or "divergence" (the replay's log does not
+verify).
 """
 
 import re
@@ -39,7 +39,7 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """A failure. `kind`: one of KINDS, but not "any". `step`: the open or next step, or -1 if a user's
+    """A failure. `kind`: one of KINDS, but not "any". `step`: the running or next step, or -1 if a user's
     command reported the failure. `present`: the requests that were waiting or running at that step, if known.
     """
 
@@ -119,9 +119,7 @@ def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline:
 
 
 def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
-    """Return a failure if the decisions derived from the log in `folder` differ from the decisions in the
-    log.
-    """
+    """Return a failure if the scheduler's decisions, computed again, differ from the log in `folder`."""
     step = 0
 
     def follow(record: Record) -> None:
@@ -160,9 +158,7 @@ class _WatchedExecutor:
 
 
 class _Run:
-    """A replay of a script. A failure that ends the replay is reported even if it is not of the requested
-    kind.
-    """
+    """A replay of a script. A failure that ends the replay is reported even if its kind was not requested."""
 
     def __init__(
         self,
@@ -233,8 +229,8 @@ class _Run:
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Run the requests with an executor whose tokens depend on every KV slot that is read. The run fails if a
-    request's answer differs from the answer that the request gets when it runs alone.
+    """Run the requests with an executor whose tokens depend on all KV slots that are read. Return a failure
+    if an answer differs from the request's answer in a run alone.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
@@ -258,8 +254,8 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """Return the script with other values for max_tokens. An answer that ended in the log by a stop or an
-    error now ends by length, after as many tokens.
+    """Return the script with max_tokens set to the logged length if an answer ended by a stop or an error.
+    The answer then ends by length.
     """
     observations = []
     for each in script.observations:

@@ -1,10 +1,10 @@
 """Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are divided by their arrival into slices of equal size. The odd slices (the first, the third,
-...) are one half, and the even slices the other, so that a drift of the machine's speed is in both halves.
-The time after the last arrival is divided too. Step times are fitted to the steps of one half, and the whole
-log is simulated with these times. The latencies of the other half's requests are then compared with the
-logged latencies. A prediction is trusted if the error of every latency is within a bound.
+The requests are divided by arrival into slices of equal size. The odd slices (first, third, ...) form one
+half, the even slices the other. A drift of the machine's speed thus affects both halves. Step times are
+fitted to the steps of one half, and the whole log is simulated with these times. The simulated latencies of
+the other half's requests are compared with the log. A prediction is trusted if the error of every latency is
+within a bound.
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,13 @@ SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
 # An error is also accepted up to this multiple of the relative difference between the logged halves.
 OF_DIFFERENCE = 1.5
-# If the step times in one half are more than STEADY times those in the other, the refusal names their ratio
-# too.
+# If the ratio between the halves' step times exceeds this factor, the refusal names the ratio.
 STEADY = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A latency in the half that was left out when the step times were fitted. `half`: "odd" or "even".
+    """A latency in one half, predicted with step times from the other half. `half`: "odd" or "even".
     `logged` and `simulated` are in ms. `other`: the logged latency of the other half.
     """
 
@@ -65,7 +64,7 @@ class HeldOut:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The comparisons of simulated and logged latencies. `why_not`: the reason why nothing could be compared,
-    or "". `slowdown`: the time of the even half's steps as a multiple of the odd half's, for equal work.
+    or "". `slowdown`: the even half's step time for equal work, divided by the odd half's.
     """
 
     rows: tuple[HeldOut, ...] = ()
@@ -125,7 +124,7 @@ def calibrate(script: Script, measured: Measured, acceptance: float, *, overlaps
 
 
 def slices_of(count: int) -> np.ndarray:
-    """Return for each of `count` requests, by arrival, the index of its slice. The number of slices is even,
+    """Return the slice index of each request, in the order of arrival. The number of slices is even,
     and a slice has at least MIN_REQUESTS requests.
     """
     num_slices = 2 * max(1, min(count // MIN_REQUESTS, MAX_SLICES) // 2)
@@ -133,10 +132,9 @@ def slices_of(count: int) -> np.ndarray:
 
 
 def _halves(measured: Measured, slices: np.ndarray) -> tuple[list[TimedStep], list[TimedStep]]:
-    """Return the steps in the first, third, ... slices, and the steps in the second, fourth, ... slices. A
-    slice begins with its first arrival. An overloaded engine runs long after the last arrival. The steps in
-    this time are divided into slices of the mean length, because otherwise one half would contain all of
-    them.
+    """Return the steps in the odd slices and the steps in the even slices. A slice begins with its first
+    arrival. An overloaded engine runs long after the last arrival. This time is divided into slices of the
+    mean length; otherwise all its steps would be in one half.
     """
     begins_ns = measured.meter.arrived_ns[np.flatnonzero(np.diff(slices)) + 1]
     length_ns, end_ns = int(begins_ns[-1]) // len(begins_ns), measured.steps[-1].end_ns

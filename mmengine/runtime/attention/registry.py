@@ -50,9 +50,8 @@ def make_backend(
     backend.
 
     "auto" tries the backends in the device's order of preference, and selects the first backend that supports
-    the pool and the model's shape, or torch if none does. With `batch_invariant` a row's result does not
-    depend on the other rows in the step, nor on how the row's tokens are split into steps: all bits are
-    equal.
+    the pool and the model's shape, or torch if none does. With `batch_invariant`, a row's result has the same
+    bits with any other rows in the step, and with any split of its tokens into steps.
 
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.

@@ -1,7 +1,7 @@
 """Messages between rank 0 and another rank (a follower), over an inherited pair of Unix sockets.
 
-A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process
-ends, the channel closes, so that the other process does not wait for it.
+A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process ends, the
+channel closes and the other process stops waiting.
 """
 
 import socket
@@ -15,11 +15,11 @@ MAX_BYTES = 2**33  # maximum length of a body; more than the largest snapshot th
 class MessageKind(IntEnum):
     """Rank 0 sends JOB, START and STEP. A follower sends READY, FAILED and ENDS. Both send WORD.
 
-    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames that decide a
-    step, which the follower computes. READY: sent twice, when the weights are loaded, and when everything
-    that steps need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; this
-    is its last message. WORD: while steps are captured, a follower sends a word that describes its progress,
-    and rank 0 replies whether all ranks sent the same word (graphs.py).
+    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames with a step's
+    decisions; the follower computes the step. READY: sent when the weights are loaded, and again when the
+    follower can compute steps. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue;
+    this is its last message. WORD: a follower reports its progress while steps are captured. Rank 0 replies
+    whether all ranks sent the same word (graphs.py).
     """
 
     JOB = 1

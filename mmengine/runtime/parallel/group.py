@@ -42,7 +42,7 @@ class Replay(NamedTuple):
     bucket: Bucket
 
 
-# (the call, shape and dtype of the tensor that the call exchanges)
+# The call, and the exchanged tensor's shape and dtype.
 Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]
 
 
@@ -82,7 +82,9 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """Set the model's sizes. `may_wait`: whether plans may contain PENDING tokens."""
+        """Set the model's sizes. `may_wait`: whether plans may have PENDING tokens, which a running step
+        samples.
+        """
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
@@ -110,7 +112,7 @@ class StepGroup:
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
-        """Return a context for a pass that is captured, or that runs before a capture to warm up.
+        """Return a context for a captured pass or its warm-up.
 
         If a warm-up pass fails, the remaining exchanges are still made, so that the ranks stay in step.
         """
@@ -125,8 +127,7 @@ class StepGroup:
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
         """Replay the captured step for `bucket` by calling `launch`.
 
-        Raises GroupLost if the launch fails, because the other ranks then wait for exchanges that will not
-        come.
+        Raises GroupLost if the launch fails: the other ranks would wait for exchanges in vain.
         """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
             raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
@@ -236,8 +237,6 @@ class StepGroup:
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
     """Run an exchange on the current stream, so that a captured graph has no parallel branches. On a GPU the
     function does not wait for the exchange.
-
-    torch.distributed treats synchronous calls in the same way.
     """
     options.asyncOp = False
     work = call([x], options)

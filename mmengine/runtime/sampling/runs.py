@@ -23,16 +23,13 @@ class Runs(NamedTuple):
         """Return how many tokens each row returns, int64 [s]. `token_ids`: the sampled tokens,
         int32 [p].
 
-        A row returns its sampled tokens up to and including the first token that differs from the draft after
-        its position.
+        A row returns its sampled tokens up to and including the first token that differs from its draft.
         """
         ends = np.flatnonzero(token_ids != self.follows)
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return each row's first position and drafts. `selected` must have all positions in its
-        rows.
-        """
+        """Return each selected row's first position and drafts. `selected`: all positions of these rows."""
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()

@@ -10,8 +10,8 @@ The following operations are applied to a row in this order. Operations that a r
        id.
     4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
        the largest sum of logit and noise is chosen.
-    5. If the text must be completed within its budget, and the chosen token would leave too few tokens to
-       complete it, a token that completes the text replaces the chosen token (`close`).
+    5. Some texts must be complete within their token budget. If the chosen token would leave too few
+       tokens, a token that completes the text replaces the chosen token (`close`).
 
 Within steps 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
 contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
@@ -191,8 +191,7 @@ class Sampler:
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: TokenChoice, closing: Closing) -> None:
-        """Replace chosen tokens, in place, by tokens that complete the rows' texts, if `closing` requires the
-        replacement.
+        """Replace chosen tokens, in place, where `closing` requires tokens that complete the text.
 
         Waits for the device, because `closing` needs the sampled tokens.
         """
@@ -254,11 +253,11 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s], in which the bit MIN_TOKENS
-        remains only for rows that must still be handled, and the bitwise or of all options.
+        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s] and their bitwise or. The bit
+        MIN_TOKENS remains for rows that must still be handled.
 
         Rows with at least min_tokens tokens need nothing. On a CPU, greedy rows without other options are
-        handled here: if such a row chose a token that ends the text, it gets another token in `token_ids`.
+        handled here: a token that ends the text is replaced in `token_ids`.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])

@@ -81,9 +81,9 @@ class ThinkingRows:
         return ForcedTokens(places, tokens)
 
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append each row's sampled tokens to the row.
+        """Update the rows' reasoning states with the sampled tokens.
 
-        `rows`: int32 [s]. `token_ids`: int32, each row's tokens in turn. `counts` [s]: each row's token
+        `rows`: int32 [s]. `token_ids`: int32, the rows' tokens, concatenated. `counts` [s]: each row's token
         count; None: one token each.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)

@@ -47,7 +47,7 @@ def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder
 
 
 def _placed(box: Box, frame: ImageFrame) -> PlacedBox:
-    """Return a box with its position in the upright picture, as a person sees the picture."""
+    """Return a box with its position in the upright picture."""
     if box.pixels is None:
         return PlacedBox(None, None, box.problem)
     width, height = (frame.height, frame.width) if frame.is_turned else (frame.width, frame.height)

@@ -1,6 +1,5 @@
 """The stored responses of the Responses API, with their inputs. A later call can continue a stored response.
-The store is a database next to the log. An envelope contains a call's data that the log stores with the
-request.
+The store is a database next to the log. An envelope is a call's data, stored in the log with the request.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -88,8 +87,8 @@ class StoredResponses:
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the responses that the previous process left unfinished, except the responses whose requests
-        are still in the log. `logged_ids`: the ids in the log.
+        """Delete the previous process's unfinished responses whose requests are no longer in the log.
+        `logged_ids`: the ids in the log.
         """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)

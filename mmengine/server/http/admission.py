@@ -49,9 +49,7 @@ class Admission:
         return self._keys.tenant_of(owner)
 
     def keep_tenants(self, recovered: Iterable[tuple[str, str]]) -> None:
-        """Let each owner keep the tenant that the owner's requests and sessions had in the previous process.
-        `recovered`: pairs of the id in the log and the tenant.
-        """
+        """Restore each owner's tenant from the previous process. `recovered`: pairs (log id, tenant)."""
         for request_id, tenant in recovered:
             self._keys.keep_tenant(request_id.partition(":")[0], tenant)
 
@@ -63,9 +61,7 @@ class Admission:
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether the server has several keys. In this case, each key may use only a limited share of the
-        server.
-        """
+        """Whether the server has several keys. Each key may then use only a limited share of the server."""
         return self._keys.are_several
 
     def take(self, owner: str) -> None:
@@ -119,9 +115,8 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
-        """Return the error for a call whose request cannot continue because the log cannot be written.
-        Returns None if the log can be written, or during a shutdown. `can_reattach`: whether a later call may
-        get the answer.
+        """Return the error that ends a call because the log cannot be written. Returns None if the log can be
+        written, or during a shutdown. `can_reattach`: whether a later call may get the answer.
         """
         if not self._stuck or self.is_draining:
             return None
@@ -173,9 +168,9 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Return a reservation for the body of a call with this owner, as `BodyBudget.reserve` does. If the
-        key has no other body in progress, the share does not limit this body. `is_alone`: whether the server
-        has a single key, in which case the share limits nothing.
+        """Return a reservation for the body of a call with this owner. The share limits a body only if the
+        key has other bodies in progress. `is_alone`: whether the server has a single key; no share then
+        applies.
         """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 
@@ -195,7 +190,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # Until one call with this key ends, about this many calls of all keys end.
+        # About this many calls, with any key, end before a call with this key ends.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,

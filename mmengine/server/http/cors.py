@@ -15,9 +15,8 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     """Return an application that answers preflight requests from `origins`, and lets pages of these origins
     read responses.
 
-    A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. In a
-    preflight, Chromium asks whether a public page may call a server in a private network. The application
-    allows this for the listed origins.
+    A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. Pages
+    from the listed origins may also call a server in a private network (a Chromium preflight).
     """
     if not origins:
         return app

@@ -1,9 +1,9 @@
 """Removes base64 images, video and audio from a body before the body is parsed. The parser holds the
 interpreter lock, so parsing a large body would stop the event loop.
 
-The base64 text in data: URLs, or in fields with the name data, is decoded in pieces. An unguessable
-placeholder replaces each text. If the reader does not find every placeholder in a field for media, the
-unchanged body is parsed instead.
+Base64 text in data: URLs or in fields named data is decoded in short steps. A random placeholder replaces
+each text. If the reader does not find every placeholder in a media field, the unchanged body is parsed
+instead.
 """
 
 import binascii
@@ -110,10 +110,10 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
 def read_without_payloads(
     body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
 ) -> _T:
-    """Call `read` with the body without its media, and with the media. Return `read`'s result.
+    """Return the result of `read(body without media, media)`.
 
-    If `read` did not use all media, call `read` again with the unchanged body and return that result.
-    `places` yields the start and end of each base64 text.
+    If `read` did not use all media, call `read` again with the unchanged body. `places` yields the start and
+    end of each base64 text.
     """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
     result = read(small, payloads)
@@ -123,8 +123,7 @@ def read_without_payloads(
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
     """Return the body without its media, and the media.
 
-    For a large body, call this function on a thread. The whole work takes long, but the function releases the
-    interpreter lock between short steps.
+    For a large body, call this function on a thread. It releases the interpreter lock between short steps.
     """
     payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):

@@ -4,7 +4,7 @@ import re
 
 from mmengine.errors import shown
 
-PANIC = "panic"  # The beginning of an error by which llguidance reports a bug in llguidance.
+PANIC = "panic"  # Prefix of an error that reports a bug in llguidance.
 MAX_ERROR_CHARS = 300  # Maximum length of an error message; longer messages are cut.
 _KNOWN = tuple(
     (re.compile(found), said)

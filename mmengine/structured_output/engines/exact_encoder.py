@@ -35,9 +35,7 @@ class ExactEncoder:
         return out + self._run(exact)
 
     def _run(self, text: str) -> list[int]:
-        """Return the tokens for `text`, in which the tokenizer encodes each single cluster exactly. If the
-        tokens for the whole text do not spell the text, return single-byte tokens.
-        """
+        """Return the tokenizer's tokens for `text`, or single-byte tokens if they do not spell the text."""
         tokens = self._encode(text) if text else []
         return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]
 

@@ -1,6 +1,4 @@
-"""Writes notes on values that a schema allows and answers cannot have, because of a format's pattern or
-because of the bounds.
-"""
+"""Writes notes on values that a schema allows, but a format's pattern or the bounds exclude from answers."""
 
 from collections.abc import Iterator
 
@@ -44,7 +42,7 @@ def format_notes(document: Document) -> tuple[Note, ...]:
 def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
     """Return notes on values that only the bounds exclude.
 
-    Normalization itself writes the notes on the order of keys.
+    Normalization writes the notes on key order.
     """
     found: list[Note] = []
     if bounds.whitespace:

@@ -1,9 +1,8 @@
 """Captures a draft head's passes for several row counts, and replays them.
 
-A pass mostly computes a single layer, whose kernel launches take longer than its computation. Passes are
-captured one by one instead of as whole chains, because rows have different draft counts, and attention is
-planned on the host for each length. A pass may therefore have fewer rows than the previous pass, and the next
-pass is planned while the device computes.
+A pass usually computes a single layer. Launching its kernels takes longer than computing them. Each pass is
+captured alone, not the whole chain: rows have different draft counts, and attention is planned on the host
+for each length. The next pass is planned while the device computes.
 """
 
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 class ChainGraphs:
     """A draft head's captured passes. Capturing writes to the dummy block in the head's KV pool.
 
-    `most`: maximum number of drafts for a row, including given drafts. `num_chains`: the number of replayed
-    chains, and for each reason the number of chains that were not replayed.
+    `most`: maximum number of drafts for a row, including drafts from other drafters. `num_chains`: counts of
+    replayed chains, and by reason of chains that were not replayed.
     """
 
     def __init__(
@@ -88,9 +87,7 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """Return the initial values for `_inputs`: draft index 0, the positions, and `longest` rows of given
-        drafts.
-        """
+        """Return the initial `_inputs`: draft index 0, the positions, and `longest` rows for drafts."""
         count, first = len(rows.positions), 1 + self._max_rows
         packed = np.zeros(first + longest * self._max_rows, np.int64)
         packed[1 : 1 + count] = rows.positions

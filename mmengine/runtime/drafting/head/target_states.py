@@ -1,6 +1,4 @@
-"""The target model's hidden states that a draft head reads: as a step returns them, and grouped by
-row.
-"""
+"""Selects the target model's hidden states that a draft head reads."""
 
 import msgspec
 import numpy as np
@@ -23,7 +21,7 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     """The t tokens, in n rows, that the head reads in one pass.
 
-    A row's tokens are adjacent and have consecutive positions. The token after each token is known.
+    A row's tokens are adjacent and have consecutive positions. For each token, the next token is known.
     """
 
     rows: np.ndarray  # intp [n]

@@ -95,19 +95,15 @@ class Document:
         return self._resolve_alias(found) if names[0] in _PARTS else found
 
     def part(self, place: int, *names: str | int) -> tuple[int, ...]:
-        """Return an item's or a property's subschema as a conjunction.
-
-        The conjunction is (place,), or () if the subschema allows everything.
-        """
+        """Return an item's or a property's subschema as (place,), or () if it allows everything."""
         found = self.subschema(place, *names)
         return () if self.nodes[found].schema in (True, {}) else (found,)
 
     def _resolve_alias(self, place: int) -> int:
-        """Return a place that can stand for `place`, so that fewer parts must be expanded.
+        """Return an equivalent place, so that equal subschemas are expanded only once.
 
-        For a subschema that is only a $ref, return the reference's target. For a subschema that is only a
-        scalar type, return the first place with this type, since a scalar type is never refused and needs no
-        pointer.
+        For a $ref alone, return the reference's target. For a scalar type alone, return the first place with
+        this type.
         """
         seen = set()
         while place not in seen:

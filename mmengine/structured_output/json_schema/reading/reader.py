@@ -1,9 +1,8 @@
 """Reads a schema into a Document. Each subschema is read once, and is translated to draft 2020-12 with
 absolute URIs as references.
 
-A `$ref` may lead below an unknown keyword, or into another supplied document. A target of this kind is read
-when its reference is read. A fault in a schema under $defs is an error only if a reference leads to this
-schema.
+A `$ref` may lead below an unknown keyword, or into another supplied document. The target is then read with
+its reference. A fault in a schema under $defs is an error only if a reference leads to this schema.
 """
 
 from collections.abc import Mapping
@@ -107,8 +106,8 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
-        # A fast path for schemas that consist of a type alone, as most schemas do. The result equals that of
-        # the code below.
+        # A fast path for schemas with only a type, which are the most common. The result is the same as
+        # below.
         if has_only_type(given, self.scopes[place].draft):
             node.schema = {"type": given["type"]}
             self.document.parts[id(node.schema)] = place
@@ -153,10 +152,7 @@ class Reader:
             raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
-        """Read a subschema that has an effect only if a reference leads to it.
-
-        A fault in the subschema is an error only if a reference leads to it.
-        """
+        """Read a subschema whose faults are errors only if a reference leads to the subschema."""
         try:
             self._walk(given, pointer, scope, depth)
         except _FinalRefusal:
@@ -218,11 +214,7 @@ class Reader:
             document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Register identifiers that have lower precedence. An identifier that another schema has is left out.
-
-        The identifiers with lower precedence are an `id` in a schema without a known draft, and an identifier
-        beside a $ref.
-        """
+        """Register an `id` in a schema without a known draft, and identifiers beside a $ref, unless taken."""
         for uri, fragment, place in self.aliases:
             if fragment:
                 self.document.anchors.setdefault((uri, fragment), place)
