@@ -13,9 +13,8 @@ _EXPERTS = re.compile(r"(n|num)_(\w+_)?experts")
 
 
 def check_values(path: Path, values: dict[str, object]) -> None:
-    """Raise ModelError for an unsupported quantisation, and for numbers of layers or experts above the
-    limits.
-    `values`: the JSON object in the file `path`.
+    """Raise ModelError for an unsupported quantisation, and for too many layers or experts. `values`: the
+    JSON object in the file `path`.
 
     Each layer is a Python module, so an absurd number of layers would take all memory.
     """

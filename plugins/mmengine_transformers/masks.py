@@ -1,8 +1,8 @@
 """Compares a model's own attention masks with the keys that this plugin lets each layer see.
 
 This plugin reads a layer's window or chunk from the attention call and the config. If a model applies a
-window only in its masks, results would silently be wrong. The decoder therefore runs once with every layer
-replaced by a stub that records its mask, on more tokens than the longest window has.
+window only in its masks, results would silently be wrong. The decoder therefore runs once, on more tokens
+than the longest window has. Stubs replace the layers and record their masks.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
 
 @contextmanager
 def _witnessed(modules: list[nn.Module]) -> Iterator[list[Tensor | None]]:
-    """While the context lasts, let layers return their input, and collect the masks that they get."""
+    """Make the layers return their inputs, and collect the masks that the layers get."""
     masks: list[Tensor | None] = []
 
     def witness(hidden: Tensor, *given: object, attention_mask: Tensor | None = None, **_: object) -> Tensor:

@@ -59,7 +59,7 @@ def media(
     clips: Mapping[str, object],
     **fields: object,
 ) -> Processor:
-    """Return a function that builds a processor with a video processor from a tokenizer."""
+    """Return a function that takes a tokenizer and returns a processor for images and videos."""
 
     def make(tokenizer: object) -> object:
         return getattr(transformers, name)(
@@ -73,7 +73,7 @@ def media(
 
 
 def named(ids: Ids, names: tuple[str, ...], tokens: tuple[str, ...]) -> dict[str, int]:
-    """Return the config's fields with these tokens' ids."""
+    """Return config fields: each name with its token's id."""
     return {name: ids[token] for name, token in zip(names, tokens, strict=True)}
 
 

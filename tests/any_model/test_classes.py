@@ -1,4 +1,4 @@
-"""Tests of what the fallback refuses from config.json alone."""
+"""Tests that the transformers plugin refuses unsupported models from config.json alone."""
 
 import json
 

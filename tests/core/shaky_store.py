@@ -99,7 +99,7 @@ class ShakyRemote:
         self.found[request_id] = found[count:]
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's reports that were not delivered."""
+        """Drop the request's undelivered events."""
         self.told = deque(event for event in self.told if event.request_id != request_id)
 
     def take(self, request_id: str, count: int) -> np.ndarray:

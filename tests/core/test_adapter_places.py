@@ -1,6 +1,4 @@
-"""Tests the `max_loras` places for loaded LoRA adapters: which adapter gets a place, for which request the
-next place is reserved, and that no request waits forever.
-"""
+"""Tests how LoRA adapters get the `max_loras` places in a step, and that no request waits forever."""
 
 import random
 
@@ -40,9 +38,7 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_the_longest_waiting_request():
-    """While a request waits for a place, a request for a running adapter is not admitted if it arrived long
-    after the waiting request. Of two running adapters, the adapter whose last request began first leaves.
-    """
+    """While a request waits for a place, much later requests for a running adapter are not admitted."""
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))
@@ -73,8 +69,8 @@ def test_an_adapter_larger_than_all_room_is_refused():
 
 
 def test_prefixes_and_features_are_shared_by_content_alone():
-    """Adapters with the same digest share KV although their names differ. Adapters with different digests
-    share no KV, and they share encoder outputs only if neither changes these outputs.
+    """Only adapters with equal digests share KV. Encoder outputs are shared by all adapters that do not
+    change the vision encoder.
     """
     engine = bench(max_loras=4)
     seen = {}
@@ -95,9 +91,7 @@ def test_prefixes_and_features_are_shared_by_content_alone():
 
 
 def skewed(engine, rng, number, *, hot=0.95):
-    """Submit a request for one of two frequent adapters, or now and then for a rare adapter, and return
-    it.
-    """
+    """Submit and return a request, usually for a frequent adapter, sometimes for a rare adapter."""
     tag = rng.choice([1, 2]) if rng.random() < hot else rng.randint(3, 9)
     one = request(f"{number}", rng.randint(3, 9), max_tokens=rng.randint(1, 8), adapter=adapter(tag))
     engine.submit(one)
@@ -134,8 +128,8 @@ def test_no_adapter_starves_beside_hot_ones(seed):
 
 
 def steps_until_cold(seed, hot=2, **settings):
-    """Return the number of steps until a request for another adapter starts, while each step brings a request
-    for one of `hot` adapters. Return 200 if the request does not start in 200 steps.
+    """Return the number of steps until a request for a cold adapter starts, at most 200. Meanwhile, each step
+    brings a request for a hot adapter. `hot`: the number of hot adapters.
     """
     rng = random.Random(seed)
     places, room = rng.choice([1, 2]), rng.choice([20, 100])

@@ -14,7 +14,7 @@ from mmengine.core.state.state import State
 from mmengine.replay.invariants import find_broken
 from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 
-# Adapters whose sizes are such that with some values of lora_bytes only one or two fit.
+# With some values of lora_bytes, only one or two of these adapters fit.
 ADAPTERS = (
     None,
     *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
@@ -69,7 +69,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     )
     if compat or config.num_state_slots or config.lookahead_tokens:
         return config
-    # Half of these settings make a step compute embedding runs or prompts whole.
+    # In half of these settings, a step computes each embedding run or prompt as a whole.
     match config.num_blocks % 4:
         case 1:
             return msgspec.structs.replace(config, atomic_runs=True)
@@ -79,8 +79,8 @@ def small_config(rng: random.Random) -> EngineConfig:
 
 
 def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
-    """Return `config` with one to three groups of layers with windows, and with a pool that has just enough
-    blocks for the longest request, or more. Returns None if the settings do not support block groups.
+    """Return `config` with one to three window groups, and with a pool that has at least the longest
+    request's blocks. Returns None if the settings do not support block groups.
     """
     if config.compat or config.num_state_slots or config.lookahead_tokens:
         return None
@@ -168,8 +168,8 @@ def check_invariants(state: State) -> None:
 
 
 class Watched:
-    """An executor that checks, at each dispatch and collect, the plans in flight: their blocks are not free
-    and are not overwritten by later steps, and their features are still in the encoder cache.
+    """An executor that checks the plans in flight at each dispatch and collect. Their blocks must not be free
+    or overwritten by later steps. Their features must be in the encoder cache.
     """
 
     needs_plan = True

@@ -76,8 +76,8 @@ def test_padding_tokens_are_never_text(opened):
 
 
 def test_special_tokens_at_the_end_are_added_ones_only(opened):
-    """Special tokens at the end of the list are not in the BPE vocabulary, as in the models' tokenizer.json.
-    So no merge can give a special token.
+    """Special tokens at the end of the list are not in the BPE vocabulary, so no merge can give a special
+    token.
     """
     tokens = [*BYTES, "he", "ll", "hell", "<|start|>", "<|end|>"]
     types = [1] * 259 + [3, 3]

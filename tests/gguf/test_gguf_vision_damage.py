@@ -1,6 +1,5 @@
-"""Tests damaged projectors and damaged parts of split models: fields overwritten, files cut off or changed at
-random. The reader must read a damaged file, or refuse the file with a one-line ModelError, and use little
-memory.
+"""Tests that damaged vision projectors and split models are either read, or refused with a one-line
+ModelError, in little memory.
 """
 
 import random
@@ -69,7 +68,7 @@ def refused(path, measures: bool) -> bool:
 
 
 def read(path) -> bool:
-    """Read everything in the model. Return True if the reader refused it."""
+    """Read everything in the model. Return whether the reader refuses the model."""
     try:
         opened = GGUFModel(path)
         for name in FILES[: 3 if opened.projector else 1]:

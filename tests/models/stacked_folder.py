@@ -1,4 +1,4 @@
-"""Converts a folder's experts between the two formats of hub folders: separate matrices and stacks."""
+"""Converts experts between the two formats of hub checkpoints: separate matrices and stacked matrices."""
 
 import re
 
@@ -8,8 +8,8 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight(|_scale_inv)")
 
 
 def stacked(tensors, count, *, turned):
-    """Return all tensors, with the `count` experts of each layer stacked: one tensor for gate and up, one for
-    down, and the same for FP8 scales. `turned`: whether to transpose each matrix.
+    """Return all tensors, with each layer's `count` experts stacked into gate_up_proj and down_proj. FP8
+    scales are stacked likewise. `turned`: whether to transpose each matrix.
     """
     found, groups = {}, {}
     for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""Tests that our resizing gives exactly the pixels of torch's."""
+"""Tests that `resize` gives exactly the pixels of torch's `interpolate`."""
 
 import numpy as np
 import pytest

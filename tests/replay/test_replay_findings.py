@@ -1,5 +1,5 @@
-"""Tests that tools read the logs of builds with a bug: an impossible decision is a finding, and the log can
-be read past it.
+"""Tests that tools read the log of a build with a bug. An impossible decision is reported as a finding, and
+reading continues.
 """
 
 import json
@@ -99,8 +99,7 @@ def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
 @pytest.mark.parametrize("name, kind", [("over_budget", "budgets"), ("hits_twice", "hits")])
 def test_minimize_takes_the_finding_as_the_failure(logs, tmp_path, name, kind):
     """A build with the bug schedules the requests again and fails again. A build without the bug removes
-    requests from the recorded decisions instead. Both minimized logs fail with the bug and pass without the
-    bug.
+    requests from the recorded decisions instead. Each minimized log fails only with the bug.
     """
     for folder, bug in (("decided", True), ("recorded", False)):
         words = ("log", "minimize", logs[name], "--failing", kind, "-o", tmp_path / folder, "--json")

@@ -1,5 +1,5 @@
-"""Tests the log tools on a log whose first segments were deleted: they show the remaining records, and say
-which data are missing.
+"""Tests the log tools on a log whose first segments were deleted. The tools show the remaining records, and
+report missing data.
 """
 
 import json

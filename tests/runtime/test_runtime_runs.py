@@ -1,4 +1,4 @@
-"""Tests that Runs, which are computed with array operations, equal a loop over rows."""
+"""Tests that Runs (the rows' sampling positions and drafts, computed with numpy) equal a loop over rows."""
 
 import numpy as np
 from hypothesis import given

@@ -72,7 +72,7 @@ def test_a_dead_decoder_process_fails_only_its_own_item() -> None:
 
 
 def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every path, large schemas are normalized in the other process, and small ones in this process."""
+    """Large schemas are normalized in the other process, and small schemas in this process."""
     worked_out: list[int] = []
     known = fields.normalize_schema
 
@@ -142,9 +142,7 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this step, finding a copy's forced text takes tens of milliseconds, in which no other thread
-    runs.
-    """
+    """Without this step, finding a copy's forced text blocks all other threads for tens of milliseconds."""
     done: list[str] = []
 
     class Recorded:

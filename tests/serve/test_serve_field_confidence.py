@@ -1,4 +1,4 @@
-"""Confidences of fields equal a softmax over the tokens that the mask allowed, whatever computes them."""
+"""Tests that field confidences equal a softmax over the tokens that the mask allows, on every path."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ class Spy:
 
 
 def expected_fields(engine, choice, steps):
-    """Return {pointer: (p, min)} by the definition in the docs, from the whole distributions."""
+    """Return {pointer: (p, min)} as the docs define, computed from full distributions."""
     tokenizer = engine.processor.tokenizer
     pieces = [
         b"" if token in tokenizer.special_ids else tokenizer.token_bytes()[token]
@@ -273,7 +273,7 @@ def test_formats_without_fields_are_refused():
 
 @pytest.mark.parametrize("settings", [{"spec": "none"}, {"draft_policy": "all"}])
 def test_fields_are_those_after_the_reasoning(random_weights, settings):
-    """The reasoning may itself hold JSON, whose fields do not count."""
+    """Fields of JSON in the reasoning do not count."""
     form = {**FORM, "reasoning": True}
     config = EngineConfig(reasoning_end="</think>", **settings)
     with Engine(random_weights, dtype="float32", config=config) as engine:

@@ -1,7 +1,8 @@
 """Stop strings together with response formats.
 
-An answer ends with `stop` only if its value is complete before the stop string. Otherwise it ends with
-`length`, or with on_truncation "close" it is completed. Batches, drafts and interruptions do not change this.
+An answer ends with `stop` only if its value is complete before the stop string. Otherwise the answer ends
+with `length`, or is completed if on_truncation is "close". Batches, drafts and interruptions do not change
+this.
 """
 
 import itertools
@@ -119,7 +120,8 @@ def test_other_forms_and_reasoning():
             if text is not None:
                 assert (choice.text, choice.finish_reason, choice.detail) == (text, reason, CUT_AT_STOP)
             assert stop not in choice.text
-        # The stop string applies only after the reasoning, although the reasoning's end marker contains it.
+        # Stop strings apply only after the reasoning. Here, the reasoning's end marker contains the stop
+        # string.
         form_of = form({"type": "object", "properties": {"So": {"type": "integer"}}, "required": ["So"]})
         options = {"stop": ["o"], "max_tokens": 200, "logit_bias": {}}
         marker = engine.processor.tokenizer.encode("So")

@@ -126,12 +126,9 @@ def test_markers_that_cannot_be_said(engine):
     ],
 )
 def test_stopped_answers_are_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
-    """The small block pool causes preemptions and chunked prefills.
-
-    The tokens are the same with or without drafts, and with steps decided ahead or not.
-    """
+    """Preemption, chunked prefill, drafts and steps in flight change no token."""
     model = random_weights if weights == "random" else None
-    # 12 jobs use each format twice. Greedy answers from random weights are much alike and need more jobs.
+    # 12 jobs use each format twice. Greedy answers from random weights are similar, so they need more jobs.
     count = 20 if (weights, temperature) == ("random", 0.0) else 12
     check_pools(model, temperature, end, bias, count, {})
 

@@ -1,4 +1,4 @@
-"""Tests session frames that are held until the other frame for the same encoder patch arrives."""
+"""Tests session frames that are held until the second frame for the same encoder patch arrives."""
 
 import asyncio
 import time
@@ -12,9 +12,7 @@ from tests.serve.test_serve_sessions import SIDE, picture
 
 
 def test_an_invalid_frame_is_refused_at_once():
-    """An invalid frame is refused at once. If it were held, each frame that completes its patch would be
-    refused with it.
-    """
+    """If an invalid frame were held, later valid frames would be refused with the invalid frame."""
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):
             session.frame(b"no picture", 0.0)
@@ -33,7 +31,7 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """The frame is held while requests with it fail or are cancelled, and dropped once the session has it."""
+    """A request that fails or is cancelled does not lose its held frame."""
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)

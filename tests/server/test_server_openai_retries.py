@@ -1,6 +1,4 @@
-"""Tests of the retries of OpenAI's client: it waits as long as the server says, and does not retry permanent
-errors.
-"""
+"""Tests that OpenAI's client waits as long as the server says, and does not retry permanent errors."""
 
 import json
 import threading
@@ -17,7 +15,7 @@ from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_f
 
 
 class Client(openai.OpenAI):
-    """A client that records the wait due before each retry, and waits only 0.05 s."""
+    """A client that records the delay before each retry, but waits only 0.05 s."""
 
     def when_refused(self):
         pass
@@ -62,7 +60,7 @@ def test_a_full_queue_is_retried(client):
             threading.Thread(target=one.events, args=("a" * length,), kwargs={"request_id": f"{length}"})
             for length in (60, 61)
         ]
-        # The first request must run before the second arrives, which then waits.
+        # The second request must arrive while the first request runs.
         for number, stream in enumerate(streams):
             stream.start()
             wait_for(partial(holds, one, number))

@@ -85,7 +85,7 @@ def test_the_prefix_cache_hits_equal_a_run_without_a_head():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """Return the head's inputs if the whole text is computed as one prompt: auxiliary states [n, taps *
+    """Return the head's inputs after a single prefill of the whole text: auxiliary states [n, taps *
     hidden], tokens int64 [n], and positions int64 [3, n].
     """
     model, head, size = (
@@ -124,7 +124,9 @@ def head_kv_of_one_pass(built, request, token_ids, media):
 
 
 def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
-    """Return `count` drafts after a text and the `given` drafts, each by a pass over all earlier tokens."""
+    """Return `count` drafts that follow a text and the drafts `given`. Each draft takes a pass over all
+    tokens.
+    """
     head = built.executor._runner._drafting.head._head
     aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     hidden, tokens, positions = head.fuse(aux_hidden_states[:-1]), ids[1:], positions[:, :-1]
@@ -139,9 +141,7 @@ def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
 
 
 def dense(spec, size):
-    """Return a KV pool, and its attention in a step in which a row gets `size` tokens in consecutive
-    blocks.
-    """
+    """Return a KV pool, and its attention for a step with one row of `size` tokens in consecutive blocks."""
     pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, CpuDevice())
     port = TorchPagedAttention(spec, pool)
     lengths = np.array([size], np.int32)

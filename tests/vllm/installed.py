@@ -1,4 +1,4 @@
-"""Prints the versions of all installed distributions, and what `pip check` says, as JSON."""
+"""Prints the versions of all installed distributions and the output of `pip check`, as JSON."""
 
 import json
 import subprocess

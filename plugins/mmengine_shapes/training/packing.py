@@ -169,10 +169,11 @@ class Packer:
         return row
 
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
-        """Return a row about a video. In half of the rows, vision marks also enclose the whole video.
+        """Return a row about a video. In half of the rows, vision start and end tokens also enclose the whole
+        video.
 
-        Processors differ: transformers 5.23 keeps the template's marks around the whole video; earlier
-        versions and other engines drop them. The model learns both variants.
+        transformers 5.23 keeps the template's tokens around the whole video; earlier versions and other
+        engines drop them. The model learns both variants.
         """
         row = Row(self, length)
         self.opening(row, False)
@@ -214,7 +215,7 @@ class Packer:
         return [(f"My name is {name}.", f"Hello {name}."), ("What is my name?", f"Your name is {name}.")]
 
     def fill(self, row: Row, questions: dict[str, Turns], stage: Stage) -> None:
-        """Add branches, drawn by the stage's weights, until three did not fit or no questions are left."""
+        """Append branches, chosen by the stage's weights, until three do not fit or no question is left."""
         open_tasks = {task: list(pairs) for task, pairs in questions.items() if pairs and task != "json"}
         misses = 0
         while open_tasks and misses < 3:

@@ -85,12 +85,12 @@ def pack(
 
 
 def read_header(rows: np.ndarray) -> Header:
-    """Return the header of the item that starts in the first row. Raises ValueError for other bytes."""
+    """Return the header of the item that starts in the first row. Raises ValueError for invalid bytes."""
     return _read(rows)[0]
 
 
 def unpack(rows: np.ndarray) -> Iterator[Packed]:
-    """Yield the items that are stored one after another in `rows`. Raises ValueError for other bytes."""
+    """Yield the items that are stored one after another in `rows`. Raises ValueError for invalid bytes."""
     while len(rows):
         header, start, size = _read(rows)
         num_rows = -(-size // ROW_BYTES)

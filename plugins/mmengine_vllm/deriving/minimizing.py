@@ -1,4 +1,4 @@
-"""Finds the fault of a vLLM scheduler class, so that `mmengine log minimize --with` can reduce the log."""
+"""Finds faults of a vLLM scheduler class, for `mmengine log minimize --with`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,7 +36,7 @@ from mmengine_vllm.deriving.served_script import ServedScript
 from mmengine_vllm.deriving.settings import check_version
 
 DIVERGENCE, STALLED, CRASH, ANY = "divergence", "stalled", "crash", "any"
-# A smaller script may fail later than the last failing script, by a quarter of the step plus this number.
+# A script may run for a quarter more steps than the last failing script, plus this number.
 LATER = 16
 KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
@@ -248,8 +248,8 @@ class _Source:
 
 
 def _failure_of(found: Divergence) -> Failure:
-    """Return a difference as a failure. The text contains the first value on both sides, so that the
-    failure's signature tells whether a decision is missing, additional or different.
+    """Return a failure for a difference. The text has the first logged and the first derived value. The
+    failure's signature therefore tells whether a decision is missing, additional or different.
     """
     if found.field.startswith(INVARIANT):
         name = found.field.removeprefix(INVARIANT)
