@@ -13,8 +13,8 @@ MakeEngine = Callable[[Resume | None], Engine]
 
 
 def tokens_after_a_kill(make_engine: MakeEngine, chats: Sequence, num_new: int, call: int) -> list[list[int]]:
-    """Return the greedy tokens of each chat. The first process is killed at the executor's dispatch number
-    `call`; the engine that `make_engine` opens afterwards continues its log.
+    """Return each chat's greedy tokens. The first process is killed at dispatch number `call`, and a second
+    engine continues its log.
     """
     assert exit_code_of(partial(_begin, make_engine, chats, num_new, call)) == -signal.SIGKILL
     with make_engine(Resume()) as engine:
@@ -40,7 +40,7 @@ def _begin(make_engine: MakeEngine, chats: Sequence, num_new: int, call: int) ->
 
 
 def _die_at(engine: Engine, call: int) -> None:
-    """Kill this process when the executor gets the plan number `call`, counted from 0."""
+    """Kill this process at the executor's dispatch number `call`, counted from 0."""
     executor = engine.built.executor
     dispatch, calls = executor.dispatch, iter(range(call))
 

@@ -1,5 +1,5 @@
-"""Tests that a snapshot taken after any event restores the same state, and that applying the later events to
-it gives the same states as without the snapshot.
+"""Tests that a snapshot after any event restores the state, and that the later events then give the same
+states.
 """
 
 import random
@@ -21,7 +21,7 @@ from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
-# Fields of State that are not in PLAIN, not in NAMES, and no columns.
+# Fields of State that are neither in PLAIN nor in NAMES, and are no columns.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
@@ -29,7 +29,7 @@ PARTS = {
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # derived from the requests
-    *("stale", "stopped"),  # Only a recorded log fills them, and a state that has them is not saved.
+    *("stale", "stopped"),  # Only recorded logs fill these fields; such a state is not saved.
     *("states", "step_kept", "adapters", "sessions", "num_prefills", "tenants"),
     *(
         *("has_drafts", "verifies"),  # derived from the columns

@@ -1,7 +1,8 @@
 """Simulate a full disk while the file `FOLDER/full` exists.
 
-The log gets the system's errors, the store gets SQLite's, and a write to an answer file fails halfway. After
-the log has released its reserve, its writes succeed again, unless `FOLDER/full` contains "wholly".
+Writes to the log fail with the system's errors, and writes to the store with SQLite's. A write to an answer
+file fails halfway. After the log has released its reserve, its writes succeed again, unless `FOLDER/full`
+contains "wholly".
 """
 
 import errno

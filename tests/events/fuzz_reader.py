@@ -1,10 +1,9 @@
 """A coverage-guided fuzzer for the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
 
 The fuzzer's bytes are read as a hostile segment. A reader must return records or raise CorruptLog, within
-bounded memory, and must never return two records with the same sequence. The records that the mode `strict`
-returns must also be returned in `tail`, and those in `tail` also in `salvage`. Random changes almost never
-give a right checksum. So the mutator corrects most checksums, and the fuzzer also reaches the code after the
-checksums.
+bounded memory, and must never return two records with the same sequence. The mode `tail` must return all
+records that `strict` returns, and `salvage` all records that `tail` returns. The mutator corrects most
+checksums, because random changes almost never give a right checksum.
 """
 
 import struct

@@ -56,7 +56,6 @@ def test_a_cut_at_each_of_the_last_bytes(run, tmp_path):
 
 
 def test_a_cut_log_continues_and_verifies(run, tmp_path):
-    """A writer continues the log after each of a sample of cuts."""
     data, records = run
     for number, size in enumerate(range(len(data) - LAST_BYTES, len(data), 211)):
         (tmp_path / str(number)).mkdir()

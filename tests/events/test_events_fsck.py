@@ -30,7 +30,7 @@ def edit(path, change):
 
 
 def kill(folder):
-    """Change the log to that of a process that was killed between two commits."""
+    """Change the log as if its process was killed between two commits."""
     edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE])
 
 

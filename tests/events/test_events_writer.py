@@ -217,7 +217,7 @@ def test_closing_a_stalled_log_reports_lost_records(tmp_path, monkeypatch):
 
 
 def test_sync_beside_rotation(tmp_path, monkeypatch):
-    """`sync` in another thread may get a descriptor that the writer has closed meanwhile."""
+    """`sync` in another thread ignores a descriptor that the writer has closed."""
     writer = LogWriter(tmp_path / "log")
     writer.sync()
     writer.append(ev.Failed("x"), 0, 0)
@@ -354,9 +354,7 @@ def test_a_continuing_writer_reads_the_last_segment_once(tmp_path, monkeypatch, 
 
 
 def test_a_footer_promises_a_segment_again_after_a_repair(tmp_path):
-    """The writer was killed after the footer announced another segment and before this segment had its
-    name.
-    """
+    """The writer was killed after it announced a segment in a footer, but before it renamed the file."""
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)
     last.rename(part_of(folder, int(last.stem)))

@@ -1,4 +1,4 @@
-"""`build` makes an engine without a model. Other processes can import `build` by its path."""
+"""An engine builder without a model, which other processes can import by its path."""
 
 from tests.serve.serve_fakes import builder
 from tests.server.running import SlowEcho

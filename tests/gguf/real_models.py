@@ -32,7 +32,8 @@ TOKENS = 16  # Length of an answer.
 
 
 class RealModel(NamedTuple):
-    """A file that is joined from wheels. `part`: the pattern of its parts in them. `adds_one`: whether the
+    """A GGUF file that is joined from parts in wheels. `part`: a pattern for the parts' names. `adds_one`:
+    whether the
     file stores norms with 1 added.
     """
 
@@ -124,7 +125,7 @@ def load_transformers(name: str) -> Any:
 def greedy(network: Any, prompt_ids: list[int], guess: list[int]) -> tuple[list[int], float]:
     """Return transformers' greedy tokens, and the smallest difference between the two largest logits.
 
-    `guess`: probable tokens, so that one forward computes all tokens that are right.
+    `guess`: probable tokens. A single forward pass checks all tokens up to the first wrong token.
     """
     found: list[int] = []
     margin = float("inf")
@@ -136,7 +137,7 @@ def greedy(network: Any, prompt_ids: list[int], guess: list[int]) -> tuple[list[
             best = logits[len(prompt_ids) + len(found) - 1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             found.append(int(best.indices[0]))
-            if tried[: len(found)] != found:  # The following logits are those of another text.
+            if tried[: len(found)] != found:  # The following logits belong to another text.
                 break
     return found, margin
 

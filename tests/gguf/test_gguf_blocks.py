@@ -1,5 +1,5 @@
-"""Tests that a model keeps a GGUF file's blocks in memory, and that its answers equal those with the decoded
-values.
+"""Tests that a reader keeps a GGUF file's quantised blocks in memory, with the same values as the decoded
+file.
 """
 
 import numpy as np

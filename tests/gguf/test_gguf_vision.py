@@ -75,7 +75,7 @@ def test_a_pair_answers_like_its_folder(folder, expected, tmp_path, kind):
 
 
 def decoded_folder(folder, model, out):
-    """Copy the folder, with the weights that the model's and the projector's GGUF files decode to."""
+    """Copy the folder, with the decoded weights from both GGUF files."""
     shutil.copytree(folder, out)
     names = plugin_for(folder).names
     entries = GGUFModel(model).tensors(names.canonical)
@@ -95,7 +95,7 @@ def test_a_quantised_pair_answers_like_its_decoded_values(folder, expected, tmp_
         assert tokens == decoded
         for mine, exact in zip(pairs, theirs, strict=True):
             assert [value for _, value in mine] == pytest.approx([value for _, value in exact], abs=2e-3)
-    assert plain != expected  # The rounding is visible, so the folder has the rounded values.
+    assert plain != expected  # The quantisation changes the logprobs.
 
 
 def test_a_projector_with_swapped_names_is_read_as_it_is_meant(folder, expected, tmp_path):
@@ -225,7 +225,7 @@ def test_tensors_that_are_missing_or_unknown_are_named(folder, parts, tmp_path):
 
 
 def test_the_written_files_are_those_of_the_gguf_package(folder, tmp_path):
-    """The package reads the keys and the values that our reader reads, so the tests' writer is sound."""
+    """The package `gguf` reads the same keys and values as our reader."""
     for path in write_pair(folder, tmp_path, "Q8_0", "F16"):
         theirs, mine = package_reader(path), open_container(path)
         for key in ("general.architecture", "qwen3vl.embedding_length", "clip.vision.projection_dim"):

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 def experts_of(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the file's stacks for a stack of transformers, which joins gate's and up's rows."""
+    """Return the GGUF tensors for a tensor of transformers, which stacks gate and up."""
     layer = name.removeprefix(MIXED).partition(".")[0]
     if name.endswith("down_proj"):
         return {f"blk.{layer}.ffn_down_exps.weight": values}

@@ -1,6 +1,4 @@
-"""Tests that this build continues the log of a process that was killed with 50 live requests, and
-finishes them.
-"""
+"""Tests that this build continues a killed process's log, and finishes its 50 live requests."""
 
 import json
 import shutil

@@ -37,7 +37,7 @@ def engine_of(made, log, loras, **options):
 
 
 def begun(made, log, loras, steps=4):
-    """Return a log as it is after a kill while answers were running."""
+    """Return the log that a kill leaves while answers are running."""
     engine = engine_of(made, log.with_name("live"), {})
     for name, folder in loras.items():
         engine.adapters.load(engine.adapters.read(name, folder))

@@ -1,6 +1,4 @@
-"""Tests FP8 with a scale for each row, and NVFP4, in folders of compressed-tensors and ModelOpt: dequantised
-values, refused folders, and answers.
-"""
+"""Tests weights in FP8 (a scale per row) and NVFP4, in the formats of compressed-tensors and ModelOpt."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tests that the tokens equal those of transformers' `generate`, however the engine schedules a request.
+"""Tests that the engine's tokens equal transformers' `generate`, with any schedule.
 
 The runs use fp32, greedy sampling and the embedded checkpoint. Every run writes a log, and the log verifies.
 """
@@ -20,8 +20,7 @@ SETTINGS = {
     "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
     "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }
-# These settings change only the scheduler's order, which attention backends do not see. So a single backend
-# runs with these settings.
+# These settings change only the scheduler's order, so a single attention backend runs with them.
 SCHEDULING = {
     "default": {},
     "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
@@ -159,8 +158,8 @@ def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(
     backend, cases, bfloat16_reference, capsys
 ):
     """Where the tokens diverge, transformers' logits for the two tokens differ by at most 8 bf16 steps. bf16
-    has 8 significant bits, so logits near 2^k have a step of 2^(k-7), and sums with a few roundings differ by
-    a few steps. The test prints each margin.
+    has 8 significant bits: a logit near 2^k has a step of 2^(k-7). A few roundings add up to a few steps. The
+    test prints each margin.
     """
     runner, (model, wanted) = Runner("bfloat16", backend), bfloat16_reference
     some = cases[: len(wanted)]

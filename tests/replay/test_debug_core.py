@@ -1,4 +1,4 @@
-"""Tests that the debugger shows the state that a plain fold has, at any position and in any order."""
+"""Tests that the debugger shows a replay's state at any position, in any order."""
 
 import random
 from contextlib import suppress
@@ -39,7 +39,7 @@ def debugger_of(folder, findings=None):
 
 
 def folded(folder):
-    """Return (digest, values, record) before each record, from a plain fold."""
+    """Return (digest, values, record) before each record, from a replay without the debugger."""
     states = fold(CheckedLog(folder, findings=Findings()))
     return {record.sequence: (state_digest(state), values_of(state), record) for state, record in states}
 
@@ -145,7 +145,7 @@ def test_an_expression_and_a_filter_stop_alike(busy):
 
 
 def test_the_last_write_is_the_last_change(busy):
-    """The last change of each block and row is found by comparing all states of a plain fold."""
+    """The test finds the last change of each block and row by comparing all states."""
     debugger = debugger_of(busy)
     debugger.goto_end()
     kinds = [("block", number) for number in range(1, 19)] + [("row", number) for number in range(5)]
@@ -309,8 +309,8 @@ WORDS = (
 
 
 def test_random_sessions_only_raise_our_errors(busy, tmp_path):
-    """Runs random commands, also on broken logs and on vLLM's logs. After the commands, the state equals the
-    state of a plain walk to the same position.
+    """After random commands, also on broken logs and on vLLM's logs, the state equals a fresh replay to the
+    same position.
     """
     folders = [busy, *logs(tmp_path)]
     for seed in range(13):

@@ -1,6 +1,4 @@
-"""Tests that the messages for a live page add up to the report's columns, at whatever moments they are
-sent.
-"""
+"""Tests that the messages for a live page add up to the report's columns, whenever they are sent."""
 
 import random
 

@@ -98,7 +98,7 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Start prompts one after another, in chunks of eleven tokens, so that images and videos are cut."""
+    """Start prompts one after another, in chunks of eleven tokens, which also split images and videos."""
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)

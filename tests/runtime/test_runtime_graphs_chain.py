@@ -1,4 +1,4 @@
-"""Tests of draft chains with replayed passes: the drafts, and the KV that they write, equal launched passes.
+"""Tests that draft chains with replayed passes give the same drafts and KV as launched passes.
 
 No GPU is used: a replay calls the captured Python function again, over the buffers that a CUDA graph would
 use.
@@ -78,7 +78,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """Return for each family of heads two sides with the same head: replayed and launched."""
+    """Return (replayed side, launched side) with the same head, by family of heads."""
     made = {}
     for family, write in FAMILIES.items():
         head = load(write(), tmp_path_factory.mktemp(family))
@@ -114,9 +114,7 @@ def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """With the Triton backend all passes read their plan from the same buffer, so each must write it
-    first.
-    """
+    """With the Triton backend, all passes share a plan buffer, so each pass must write its plan first."""
     if kernel_device.type != "cpu":
         pytest.skip("gpu.sh compares chains on a GPU")
     head = load(FAMILIES["specforge"](), tmp_path)
@@ -146,7 +144,7 @@ def test_each_pass_is_replayed_in_the_smallest_size_that_fits(sides):
 
 
 def test_nan_drafts_are_tokens_and_stay_with_their_row(sides):
-    """A row with NaN does not change the drafts of other rows, nor those of the next chain."""
+    """A row with NaN changes neither other rows' drafts nor the next chain's drafts."""
     replayed, launched = sides["specforge"]
     rows = sequences(replayed.head, 2, (3, 9, 5))
     for side in (replayed, launched):

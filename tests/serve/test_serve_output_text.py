@@ -1,6 +1,4 @@
-"""Output texts are decoded in the thread that reads the stream, not in the engine's thread. The texts equal a
-plain Engine's texts.
-"""
+"""Tests that output texts are decoded in the stream reader's thread, and equal a plain Engine's texts."""
 
 import asyncio
 import threading

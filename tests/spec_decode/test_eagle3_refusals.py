@@ -194,7 +194,9 @@ def test_a_language_model_is_no_head(tmp_path):
 
 
 def test_an_older_eagle_is_refused(tmp_path):
-    """EAGLE 1 reads an embedding and a single state through fc, and has an ordinary layer."""
+    """In EAGLE 1, fc projects an embedding and a single hidden state, and the layer is an ordinary decoder
+    layer.
+    """
     written = FAMILIES["specforge"]()
     written.tensors["fc.weight"] = torch.ones(48, 96)
     for name, rows in (("q", 64), ("k", 32), ("v", 32)):

@@ -186,7 +186,7 @@ def request(name, prompt=(1, 2)):
 
 
 def test_rows_follow_their_grammars(backend):
-    """Rows are admitted, advanced and admitted again. Each row follows its own grammar from the position
+    """Each row follows its own grammar from the position
     after its tokens, even after a preemption.
     """
     compiled = {
