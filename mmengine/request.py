@@ -271,9 +271,7 @@ def num_before(media: Sequence[MediaItem], position: int) -> int:
 
 
 def run_start(media: Sequence[MediaItem], position: int) -> int:
-    """Return the start of the run that contains tokens both before and after `position`, or `position` if no
-    run does.
-    """
+    """Return the start of the embedding run that `position` splits, or `position` if it splits no run."""
     index = num_before(media, position)
     if index < len(media):
         for start, length in media[index].runs:
@@ -391,7 +389,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string may cut off, if each token has one byte."""
+        """Return the maximum number of tokens that a stop string may cut off, assuming one byte per token."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

@@ -276,7 +276,7 @@ def test_a_count_that_lies(count):
 
 @pytest.mark.parametrize("steps, ns", [(-1, 0), (0, -1), (2**64, 0), (1, 2**63)])
 def test_a_step_or_time_out_of_range(steps, ns):
-    if steps == 2**64:  # msgpack has no such integer, so the header's step and the record's step add up to it
+    if steps == 2**64:  # too large for msgpack, so the header and the record each add 2**63
         data = framed(msgspec.msgpack.encode([(8, 2**63, 0, ("",))]), start=(0, 2**63, 0))
     else:
         data = framed(msgspec.msgpack.encode([(8, steps, ns, ("",))]), start=(0, 0, 2**63 if ns > 0 else 0))

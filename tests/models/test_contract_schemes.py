@@ -58,9 +58,8 @@ class Fp8(Quantised):
 
 
 class WholeNumbers(Quantised):
-    """A scheme with integer codes. The kernels multiply the codes without rounding weights to bfloat16, so
-    the answers are compared with the float32 model's. AMX kernels round weights, so on AMX the answers are
-    compared with the bfloat16 model's.
+    """A scheme with integer codes. AMX kernels round the weights to bfloat16, so their reference is the
+    bfloat16 model. Other kernels do not round the weights, so their reference is the float32 model.
     """
 
     def reduced(self, made):

@@ -199,7 +199,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Undo a failed step's effects on blocks, kept states, swaps and encoder outputs."""
+    """Undo a failed step's effects on blocks, recurrent states, swaps and encoder outputs."""
     for blocks in flight.filled:
         state.blocks.forget(blocks)
     for kept_states in flight.kept:

@@ -23,7 +23,7 @@ WINDOW = 16  # number of steps between reviews while no request arrives
 # Number of steps without drafts after drafts were turned off. Also the maximum number of steps from a batch
 # change to the next review.
 SETTLED = 32
-MAX_EMPTY = 4  # after more consecutive steps without drafts, the drafters count as having no drafts
+MAX_EMPTY = 4  # after this many consecutive steps without drafts, the draft level has failed
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),
     *(

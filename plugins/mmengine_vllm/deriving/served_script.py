@@ -35,7 +35,7 @@ class ServedScript:
     """One run of a script. `started`: STARTED of the script's log. `name`: as in OwnScheduler.
 
     `num_calls`: number of calls of `schedule`. `calls`: for each record, the number of the call that made it.
-    `stall`: a text if the last call could schedule requests but scheduled none, else "".
+    `stall`: an error text if the last call could schedule requests but scheduled none, else "".
     """
 
     def __init__(self, started: ev.Started, script: Script, name: str):
