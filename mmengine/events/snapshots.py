@@ -52,8 +52,8 @@ class SnapshotFolder:
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
-        """Set the snapshot that `flush` will write. It replaces a snapshot that is still waiting. `make`:
-        returns the snapshot's bytes. `num_bytes`: the log's current size.
+        """Set the next `flush`'s snapshot, in place of an unwritten snapshot. `make`: returns the snapshot's
+        bytes. `num_bytes`: the log's current size.
         """
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
         self._waiting = sequence, make

@@ -61,8 +61,8 @@ def classes() -> dict[str, str]:
 def tasks_of(
     factories: list[str], done: dict[str, Row], walk: bool, checks: Collection[str] = ALL_CHECKS
 ) -> Iterator[tuple[str, Task]]:
-    """Yield the name and the task for each missing row. A class that a factory ran gets no separate row,
-    unless mmengine describes it.
+    """Yield the name and the task for each missing row. A class with a factory's row gets no row of its own,
+    unless mmengine describes the class.
     """
     for kind in factories:
         if kind not in done:

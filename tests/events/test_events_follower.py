@@ -19,7 +19,7 @@ def records(tmp_path_factory):
 
 
 def test_records_come_as_they_are_committed(records, tmp_path):
-    """The segments are so small that some become full while the log is followed."""
+    """The small segments fill up while the log is followed."""
     writer = LogWriter(tmp_path, segment_bytes=4096)
     left, seen = list(records), []
 

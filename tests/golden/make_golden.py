@@ -107,7 +107,7 @@ def _run(core: EngineCore) -> None:
 
 def stored_run(folder: Path) -> EngineCore:
     """Record an engine that shares a faulty block store with a second engine. After every fifth request, the
-    engine that got the request resets its prefix cache, so that blocks must be fetched.
+    request's engine resets its prefix cache, and must then fetch blocks.
     """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:

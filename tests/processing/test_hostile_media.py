@@ -42,9 +42,7 @@ def decoders(processor):
 
 @pytest.mark.parametrize("name", [*hostile_images.HOSTILE, *hostile_videos.HOSTILE])
 def test_a_hostile_file_costs_its_process_no_more_than_the_limits(decoders, name):
-    """The file is decoded or refused in time, and the next image is decoded even if the hostile file's
-    process died.
-    """
+    """The file is decoded or refused in time. The next image is decoded even if the process died."""
     is_image = name in hostile_images.HOSTILE
     make = (hostile_images.HOSTILE if is_image else hostile_videos.HOSTILE)[name]
     media = EncodedMedia("image" if is_image else "video", make(SIZE), {}, "media 0")

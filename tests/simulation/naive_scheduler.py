@@ -275,7 +275,7 @@ class NaiveScheduler:
 
 
 def drafts_of(who, place, count):
-    """Return at most `count` drafts. A checksum determines how many are right; the drafts after them are
+    """Return at most `count` drafts. A checksum determines how many drafts are right; all later drafts are
     wrong. The list ends before the first draft that the grammar forbids.
     """
     raw, drafts = {**who.raw, "inject_bad_at": None}, []

@@ -1,4 +1,4 @@
-"""Rewrites a grammar engine's error messages for clients, so that they name the fault and the remedy."""
+"""Rewrites a grammar engine's error messages for clients: a message names the fault and the remedy."""
 
 import re
 

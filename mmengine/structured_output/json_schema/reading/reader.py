@@ -223,7 +223,7 @@ class Reader:
         self.aliases.clear()
 
     def _walk_to(self, resource: int, names: list[str]) -> None:
-        """Read the target of a pointer if no known keyword defines the target as a schema."""
+        """Read a pointer's target below an unknown keyword."""
         pointer = self.document.nodes[resource].pointer
         if join_pointer(pointer, *names) in self.document.places:
             return
