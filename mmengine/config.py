@@ -1,5 +1,5 @@
-"""The engine's settings: a frozen struct with methods that check it. The settings are checked once, and then
-written into the log's event STARTED.
+"""The engine's settings: a frozen struct and its checks. The engine writes the checked settings into the
+log's first event, STARTED.
 """
 
 from typing import ClassVar
@@ -26,7 +26,7 @@ ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not 
 
 
 class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine's settings, with the methods that check them."""
+    """An engine's settings, and their checks."""
 
     _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this attribute
 
@@ -63,8 +63,8 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     def check_foldable(self) -> None:
         """Raise ConfigError if a size is out of range or not set yet, or if the pool cannot hold one request.
 
-        Settings in a log need to pass only this check. They may have been valid when the log was written
-        although they exclude each other today.
+        Settings in a log need to pass only this check, because an older build may have allowed combinations
+        that this build refuses.
         """
         self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:
@@ -100,17 +100,15 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """Return the settings without a block store, for simulations. A simulation computes all blocks
-        itself.
-        """
+        """Return the settings without a block store, for simulations."""
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 
     @property
     def num_rows(self) -> int:
         """Return how many rows (slots for running requests) the state has.
 
-        When steps overlap, vLLM starts a request while the step in flight still uses the row of a finished
-        request. With `compat` set, the state may therefore need two rows for each running request.
+        With `compat` and overlapping steps, vLLM's rules start a request while the step in flight still uses
+        the row of a finished request. Therefore, the state has two rows for each running request.
         """
         return 2 * self.max_num_seqs if self.compat and self.max_in_flight > 1 else self.max_num_seqs
 

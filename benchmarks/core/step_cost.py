@@ -2,10 +2,9 @@
 
     python -m benchmarks step_cost [--quick] [--json]
 
-Costs are CPU times of one thread, with the garbage collector frozen and the log on disk. The bare loop runs
-in the same process: for each of N objects it increments two integers and appends a token. The executor
-returns its tokens at once, and its own time is subtracted. Each case runs in three rounds (one with --quick),
-and the round with the smallest median counts.
+Costs are CPU times of one thread, with the garbage collector frozen and the log on disk. The executor runs no
+model, and its time is subtracted. For each row, the bare loop increments two integers and appends a token.
+Each case runs in three rounds (one with --quick). The table shows the round with the smallest median.
 
     --rows 16,64   numbers of rows (default: 16 to 4,096)
     --trace FILE   also run 2,000 requests of a ServeGen trace with 256 rows
@@ -115,8 +114,8 @@ def _busy_cases(folder: Path, steps: int) -> dict[str, dict]:
 
 
 def _calmest(rounds: int, rows: int, run: Callable[[], dict[str, dict]]) -> tuple[dict[str, dict], int]:
-    """Return, for each case and for the bare loop, the round with the smallest p50, because other load
-    on the machine only makes steps slower.
+    """Return each case's times in its fastest round, and the bare loop's fastest median in ns. Other load on
+    the machine only makes steps slower.
     """
     bare, found = [], []
     for _ in range(rounds):

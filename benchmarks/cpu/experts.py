@@ -1,11 +1,11 @@
-"""Measure a mixture of experts with 8 GB of int8 weights, beside the time to read a token's weights once.
+"""Compare a decode step of a mixture of experts with the time to read the step's weights from memory.
 
     python -m benchmarks experts # writes benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
     python -m benchmarks experts --small --out experts.md # seconds; only tests that it runs
 
-A token's weights are the attention weights of every layer, the head, and the experts that the token uses. The
-read speed is measured between the steps with a torch sum over 1 GiB. Routers are random and untrained, so the
-benchmark also counts how many different experts the tokens use.
+The model has 8 GB of int8 weights. A step reads the attention weights, the head, and the experts that its
+tokens use. A torch sum over 1 GiB measures the read speed between the steps. The routers are untrained.
+Therefore, the benchmark also counts how many different experts the tokens use.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "results" / "experts_cpu.md"
 TITLE = "A mixture of experts on a CPU"
-INT8 = 1 + 2 / 32  # bytes per weight, including its part of a scale for 32 weights
+INT8 = 1 + 2 / 32  # bytes per weight: 1, and a scale of 2 bytes for 32 weights
 ROUNDS, NEW, PROMPT, LONG = 3, 12, 16, 256
 READ_VALUES = 2**28  # float32 values that are summed to measure the read speed
 Sizes = dict[str, Any]
@@ -144,7 +144,7 @@ def _steps(engine: "Engine", sizes: Sizes, threads: int) -> Part:
 
 
 def _decoded(engine: "Engine", rows: int) -> Iterator[tuple[float, set[tuple[int, int]]]]:
-    """Yield, for each step in which all rows decode, its seconds and the (layer, expert) pairs it used."""
+    """Yield (seconds, {(layer, used expert)}) for each step in which all rows decode."""
     counters = engine.built.executor._runner._model._text.experts  # type: ignore[attr-defined]  # of the kernels
     _submit(engine, rows, PROMPT, NEW)
     decoding = False

@@ -4,9 +4,8 @@
     python -m benchmarks sessions --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
 A session gets the frames one after another, as from a camera, and then the question. The cold request has the
-same content, no part of which was prepared, encoded or computed before. Each answer has one token; the
-measured time goes from the call to this token. Each round measures a cold request and then a session, and
-compares their prompts token by token.
+same content, without cached frames, features or KV. Each answer has one token. Each round measures a cold
+request and then a session. It also checks that their prompts and answers are equal.
 """
 
 import time
@@ -91,13 +90,13 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
 
 
 def forget(engine) -> None:
-    """Reset the prefix cache, so that the next request has no prefix hit."""
+    """Reset the prefix cache."""
     engine._core.reset_prefix_cache()
     engine.generate(["-"], max_tokens=1)
 
 
 def picture(number: int, side: int):
-    """Return a different JPEG for each number: noise that moves over a ramp."""
+    """Return a JPEG of noise over a ramp, with the seed `number`."""
     import io
 
     from PIL import Image

@@ -189,15 +189,15 @@ class Conversation:
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word such as @a.png names an image. A word such as @alice is text."""
+    """Return whether a word names an image: @a.png does, @alice does not."""
     return word.startswith("@") and ("." in word or "/" in word or Path(word[1:]).is_file())
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """While the context lasts, collect SIGINT instead of interrupting a step.
+    """Let a step finish after the first SIGINT.
 
-    Yields a list that gets an entry for the first SIGINT. The second SIGINT raises KeyboardInterrupt.
+    Yields a list, which is empty before the first SIGINT. The second SIGINT raises KeyboardInterrupt.
     """
     found: list[int] = []
 

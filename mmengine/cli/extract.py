@@ -106,7 +106,9 @@ class Extraction:
         return self.work or self.out.with_name(self.out.name + ".work")
 
     def schema_text(self) -> bytes:
-        """Return the schema. Raises InvalidRequest for a file that cannot be read or enforced."""
+        """Return the schema's JSON text. Raises InvalidRequest for a file that cannot be read, and for a
+        schema that cannot be enforced.
+        """
         from mmengine.structured_output.request.spec import grammar_of  # Lazy: not needed for help
 
         found = read_schema(self.schema)
@@ -114,7 +116,7 @@ class Extraction:
         return found.strip()
 
     def job(self, model: Model) -> "Job":
-        """Return the description of the extraction. Raises InvalidRequest, ConfigError."""
+        """Return the extraction's settings. Raises InvalidRequest or ConfigError for invalid settings."""
         from mmengine.serve.extraction.plan import PROMPT, Job
 
         given = {field.name: getattr(model, field.name) for field in fields(model)}
@@ -155,8 +157,8 @@ def extract(what: Extraction, model: Model) -> None:
 
 
 def _check_files(what: Extraction, documents: "list[Document]") -> None:
-    """Raise ConfigError if an output would overwrite an input or another output, or if an output folder or a
-    library is missing.
+    """Raise ConfigError if an output would overwrite an input or another output. Also raise ConfigError if an
+    output folder or a library is missing.
     """
     if any(each.is_pdf and not each.error for each in documents):
         try:
@@ -220,8 +222,8 @@ def _run(
 
 
 def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFolder") -> None:
-    """Write the boxes in the answers, with their places in the pictures, to the work folder. Writes no boxes
-    if the unit of the model's boxes is unknown.
+    """Write the boxes in the answers, in picture coordinates, to the work folder. Print a warning if the
+    model's box unit is unknown.
     """
     from mmengine.serve.extraction.boxes import write_boxes  # Lazy: torch
 

@@ -1,4 +1,5 @@
-"""The work of `mmengine model check`: finds out what serves a model and how much memory it needs.
+"""Implements `mmengine model check`: finds the plugin that serves a model, and the memory that the model
+needs.
 
 Reads only the model's config and its list of files.
 """
@@ -94,8 +95,9 @@ def _architecture(folder: Path) -> str:
 
 
 def _implementation(folder: Path) -> tuple[ModelPlugin, ModelSpec, str]:
-    """Return (plugin, sizes, refusal) for a model. `refusal`: why mmengine's own implementation refuses a
-    model that transformers' modules can serve, otherwise "". Raises ModelError if no plugin serves the model.
+    """Return (plugin, sizes, refusal) for a model. If mmengine's own implementation refuses the model but
+    transformers' modules can serve it, `refusal` is the reason; otherwise "". Raises ModelError if no plugin
+    serves the model.
     """
     plugin = plugin_for(folder)
     try:
@@ -121,7 +123,7 @@ def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:
 
 def _kv_slots(spec: ModelSpec, tokens: int) -> int:
     """Return how many KV slots a row of `tokens` tokens holds, summed over the layers. Layers with a sliding
-    window free the blocks before the window only if these layers form their own block group.
+    window hold only the window if they form a block group of their own.
     """
     groups = block_groups(spec, tokens)
     held = [len(group.layers) * (min(group.window, tokens) or tokens) for group in groups]

@@ -1,15 +1,15 @@
-"""The engine's loop, which live serving, simulation and replay share.
+"""The engine's loop, for live serving, simulation and replay.
 
     collect ─► EXECUTED ─► complete ─► FINISHED* ─► arrivals ─► schedule ─► SCHEDULED, ADMITTED*
        ▲                                                                            │
        └── dispatch ◄── one write of all events to the log ◄────────────────────────┘
 
-Live serving, simulation and replay differ only in three objects: the executor, the source of observations,
-and the sink for events. All events of a step are written to the log before the executor gets the step's batch
-and before consumers get tokens.
+Live serving, simulation and replay differ only in the executor, the source of observations, and the sink for
+events. The log gets all events of a step before the executor gets the step's batch, and before callers get
+tokens.
 
-With max_in_flight 2 the loop decides the next step while a step runs, unless a decision depends on the result
-of the running step (core/state/overlap.py). DISPATCHED then marks the end of a step's decisions in the log.
+With max_in_flight 2, the loop decides the next step while a step runs. If a decision depends on the running
+step's result, the loop waits (core/state/overlap.py). In the log, DISPATCHED then ends a step's decisions.
 """
 
 import time
@@ -53,11 +53,11 @@ from mmengine.request import Request
 class EngineCore:
     """Owns one engine's state and runs its loop. Only one thread may call its methods, unless noted.
 
-    `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
-    of an existing log, if the log is replayed or continued. `state`: the state of the existing log; call
-    `recover` next. `snapshots`: the folder to which state snapshots are written. `undelivered`: the
-    undelivered answers of a continued log, which each snapshot then contains. `remote`: the client of a block
-    store. Raises ConfigError for settings that contradict each other.
+    `config`: settings with known max_model_len and num_blocks. To replay or continue a log: `started` is the
+    log's first event, and `state` is the log's state. To continue a log, call `recover` next.
+    `snapshots`: the folder for state snapshots. `undelivered`: the continued log's answers that no caller
+    received yet; snapshots contain them. `remote`: the client of a block store. Raises ConfigError for
+    settings that contradict each other.
     """
 
     is_host_driven: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class EngineCore:
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
-        # The last stall, and the number of the step after which it was found: (number, stall).
+        # (step number, the stall found after this step)
         self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
@@ -125,7 +125,7 @@ class EngineCore:
     # Calls of consumers
 
     def submit(self, request: Request) -> None:
-        """Put a request into the inbox, from which the next step takes it.
+        """Put a request into the inbox. The next step adds the request to the waiting queue.
 
         Raises InvalidRequest if the request could never run or its id is in use, QueueFull if too many
         requests wait, and MMEngineError while the log cannot be written.
@@ -144,7 +144,7 @@ class EngineCore:
         return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
-        """Cancel a request. A later step's outputs contain its FINISHED. Unknown ids are ignored."""
+        """Cancel a request. A later step returns the request's last output. Unknown ids are ignored."""
         self.inbox.put(ev.Cancelled(request_id, reason))
 
     def delivered(self, request_id: str) -> None:
@@ -160,16 +160,17 @@ class EngineCore:
         self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
-        """Forget all cached prefixes before the next step. If `preempt_running` is set, running requests are
-        preempted and their prompts are computed again.
+        """Empty the prefix cache before the next step. With `preempt_running`, running requests are preempted
+        and recomputed.
         """
         self.inbox.put(ev.CacheReset(preempt_running))
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
-        """Continue from the state of a process that has ended. The results of its steps in flight are lost.
+        """Continue from the state of a process that has ended. The process's steps in flight are lost.
 
-        `cause`: the error text if the oldest of these steps ended the process, or "". The deadline of each
-        request starts again."""
+        `cause`: the error if the oldest of these steps ended the process, else "". The time limit of each
+        request starts again.
+        """
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))
         self._is_decided, self._plan = False, NO_PLAN
@@ -193,7 +194,7 @@ class EngineCore:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that began the log."""
+        """The model's fingerprints in the log's first event."""
         return self._started.fingerprints
 
     @property
@@ -202,8 +203,8 @@ class EngineCore:
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether the log holds the request's QUEUED, so that a later process could answer the request
-        if this process dies. Call this method after a step. The request may have ended already.
+        """Return whether the log contains the request's QUEUED. A later process can then answer the request
+        if this process dies. The result is valid after a step, and for requests that have ended.
         """
         return self._is_committed and request_id not in self.inbox.queued
 
@@ -230,12 +231,11 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write the last deliveries and the state's digest, then close the log and the executor. Raises
-        LogError if these last records cannot be written.
+        """Write the last records, then close the log and the executor. Raises LogError if the log cannot be
+        written.
         """
         try:
-            # Of the observations, only deliveries are written. All other observations matter only for a next
-            # step.
+            # Only deliveries are written, because no step follows that could process other observations.
             for observation in self.inbox.drain():
                 if isinstance(observation, ev.Delivered):
                     self.record_delivered(observation)
@@ -247,18 +247,17 @@ class EngineCore:
             self.executor.close()
 
     def record_delivered(self, delivered: ev.Delivered) -> None:
-        """Record that an answer was delivered. Steps may be in flight, because no decision depends on the
-        event.
-        """
+        """Record that an answer was delivered. Steps may be in flight."""
         self._emit(delivered)
 
     # The loop
 
     def hang(self, text: str) -> bool:
-        """Record that the oldest step failed because the executor does not return. `text`: the error.
+        """Record that the executor hangs in the oldest step. `text`: the error. Returns False, without
+        effect, if no thread waits for the executor.
 
-        Any thread may call this method. The core must not be used afterwards, and the thread that waits for
-        the executor exits if the executor returns late. Returns False, without effect, if no thread waits.
+        Any thread may call this method. The core must not be used afterwards. If the executor returns late,
+        the thread that waited for it exits.
         """
         if not self._dispatched.stop_waiting():
             return False
@@ -268,9 +267,9 @@ class EngineCore:
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Returns the finished step's outputs. While the log cannot be written, no step starts and no
-        outputs are returned; the next call tries again. Raises ExecutorLost, at each call, if the executor
-        cannot run any more steps. Another process can then continue the accepted requests from the log.
+        Returns the finished step's outputs. While the log cannot be written, no step starts and the outputs
+        are kept for a later call. Raises ExecutorLost if the executor cannot run further steps. Another
+        process can then continue the requests from the log.
         """
         if not self._is_decided and not self._collector.outputs:
             self._advance()
@@ -291,8 +290,8 @@ class EngineCore:
         self._decide()
 
     def _end_leavers(self) -> None:
-        """End the requests that were cancelled while the step ran, before the step's tokens are applied. Only
-        vLLM's scheduling rules require this order.
+        """End requests that were cancelled while the step ran. vLLM's scheduling rules do so before they
+        apply the step's tokens.
         """
         for observation in self._source.leavers():
             for event in accept(self.view, observation):
@@ -301,7 +300,7 @@ class EngineCore:
                 self._emit(end)
 
     def _process_arrivals(self) -> None:
-        """Record leases that sessions lose, end complete requests, and process arrivals."""
+        """Take block leases from sessions, end complete requests, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
@@ -374,7 +373,7 @@ class EngineCore:
         return self._collector.take()
 
     def tidy(self) -> None:
-        """Write the waiting snapshot, and do work that the log has postponed. Any thread may call this
+        """Write the pending snapshot, and do the log's postponed work. Any thread may call this
         method, but only one at a time.
         """
         if self._snapshots is not None:
@@ -390,7 +389,7 @@ class EngineCore:
         self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:
-        """Append the event to the log, apply the event to the state, and call the observers."""
+        """Log the event, apply it to the state, and call the observers."""
         self._now = max(self._now, self._clock())  # `verify` checks that times do not decrease
         self.sink.append(event, self.state.step_of(event), self._now)
         for before in self._observers.before:

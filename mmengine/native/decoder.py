@@ -15,9 +15,7 @@ from mmengine.native.lora import DECODER_LINEARS, LoraStep
 
 
 class Decoder:
-    """A text decoder that computes one step per call. The decoder owns scratch memory, which grows to the
-    size of the largest step.
-    """
+    """A text decoder that computes one step per call. Its scratch memory grows with the largest step."""
 
     def __init__(
         self,
@@ -47,12 +45,12 @@ class Decoder:
     ) -> Tensor:
         """Return the normed hidden states [t, hidden] for `embeds` [t, hidden].
 
-        `deepstack`: None, or [n, t, hidden], whose entry i is added after layer i. `cos`, `sin`: float32 [t,
-        rotary_dim / 2]. `attention`: an AttentionPort; if the port has a `step_address`, the kernels read and
-        write the KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden] with
-        contiguous rows that receives the inputs of these layers; index num_layers stands for the final norm's
-        input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
-        additions to the linear layers, in the order of DECODER_LINEARS within each layer.
+        `deepstack`: None, or [n, t, hidden]; `deepstack[i]` is added to layer i's output. `cos`, `sin`:
+        float32 [t, rotary_dim / 2]. `attention`: an AttentionPort. If the port has a `step_address`, the
+        kernels read and write the KV cache themselves. `aux_rows`: n layer indices, and an output tensor [t,
+        n * hidden] for the inputs of these layers; the index num_layers means the final norm's input.
+        `states`: required by a decoder with delta nets, refused by all others. `lora`: adapters for the
+        linear layers, in the order of DECODER_LINEARS within each layer.
         """
         if (states is None) != (self._sizes.delta is None):
             raise ValueError(

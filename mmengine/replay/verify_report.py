@@ -18,17 +18,16 @@ from mmengine.version import __version__
 
 @dataclass(slots=True)
 class Divergence:
-    """The first event that differs: its record and step, the field, both values, and the last observations
-    before it.
+    """The first difference between the log and the derived events. `recent`: the last observations before it.
 
-    For a digest, `columns` and `requests` say where the states differ, if the log contains enough data. An
-    entry of `requests` is an id and a row, which is -1 for a waiting request. `agreed`: record and step of
-    the last equal digest. `broken`: the rule of the state that the logged decision breaks, or None. `events`:
-    the logged and the derived event, if known. `rows`: maps each running row to its request. `last_rows`: the
-    previous step's rows.
+    If a digest differs: `columns` and `requests` say where the states differ, if the log contains enough
+    data. `requests` are pairs (id, row), with row -1 for a waiting request. `agreed`: record and step of the
+    last equal digest. `broken`: the invariant that the logged decision breaks, or None. `events`: the logged
+    and the derived event, if known. `rows`: maps each running row to its request. `last_rows`: the previous
+    step's rows.
 
-    For a log that a host such as vLLM recorded, `rule` is the host's rule that most likely explains the
-    difference. `outcomes` are then the logged and the derived outcome of the scheduling call.
+    If a host such as vLLM recorded the log: `rule` is the host's rule that most likely explains the
+    difference. `outcomes` are the logged and the derived result of the scheduling call.
     """
 
     sequence: int
@@ -50,25 +49,25 @@ class Divergence:
 
     @property
     def request_id(self) -> str:
-        """The request in the logged event, or else in the derived event. "" if neither names a request."""
+        """The id of the request in the logged event, or else in the derived event, or ""."""
         names = (getattr(event, "request_id", "") for event in self.events)
         return next(filter(None, names), "")
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of verifying a log, which `verify` returns.
+    """The result of `verify`.
 
-    `rederived` is False if the log was written under other decision rules, so that `logged_version` differs
-    from `version`. A log of other rules is only folded, and its digests are compared. `unfinished`: the ids
-    of requests without an end in the log. `begins_after`: the record number of the snapshot at which the
-    verification started, or -1. `end`: how the log ends.
+    `rederived` is False if the log was written under another version of the decision rules
+    (`logged_version`). The events are then only applied to the state, and the digests are compared.
+    `unfinished`: the ids of requests that have not ended. `begins_after`: the record number of the snapshot
+    at which the verification started, or -1. `end`: how the log ends.
 
-    A log that a host such as vLLM recorded has further fields. `host`: the engine that decided. `rules`: the
-    rules that derived the decisions. `own`: the host's own scheduler that derived the decisions instead
-    ("vllm" or MODULE:CLASS), or "". `calls`: the number of scheduling calls that agree. `caveat`: the reason
-    why the decisions were not derived, or why they were derived with rules other than the host's. With a
-    caveat, `rederived` is False. `left_over`: the requests that the rules schedule next at the log's end.
+    If a host such as vLLM recorded the log: `host` is the engine that decided, and `rules` names the rules
+    that derived the decisions. `own`: the scheduler class that derived the decisions instead of mmengine's
+    implementation ("vllm" or MODULE:CLASS), or "". `calls`: the number of scheduling calls that agree.
+    `caveat`: why the host's rules did not derive the decisions; `rederived` is then False. `left_over`: the
+    requests that the rules would schedule after the log's end.
     """
 
     steps: int = 0
@@ -95,7 +94,7 @@ class VerifyReport:
 
     @property
     def decider(self) -> str:
-        """A text that says which rules or which scheduler derived a recorded log's decisions."""
+        """The name of the rules, or of the scheduler, that derived a recorded log's decisions."""
         if not self.own:
             return f"the rules of {self.rules}"
         return f"the scheduler of {self.rules}{'' if self.own == 'vllm' else f' ({self.own})'}"
@@ -106,9 +105,7 @@ class VerifyReport:
 
 
 def readable(value: Any) -> Any:
-    """Return an int32 column (bytes) as a list, so that people can compare the values. Any other value is
-    returned unchanged.
-    """
+    """Return an int32 column (bytes) as a list, and any other value unchanged."""
     if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
         return np.frombuffer(value, np.int32).tolist()
     return value

@@ -80,7 +80,7 @@ def _print(found: "LogDifference", first: Path, second: Path, match: str) -> Non
 
 
 def _values(one: "Side", two: "Side") -> tuple[str, str]:
-    """Return both values as texts. Long lists are shortened: the texts begin at the first difference."""
+    """Return both values as texts. The texts of long lists begin at the first difference."""
     left, right = one.value, two.value
     if isinstance(left, dict) and isinstance(right, dict):
         names = [name for name in {**left, **right} if left.get(name) != right.get(name)]

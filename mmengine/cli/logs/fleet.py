@@ -1,4 +1,4 @@
-"""`mmengine log show`, `why` and `report` for a folder that contains the logs of a fleet's replicas."""
+"""`mmengine log show`, `why` and `report` for a folder with the logs of several replicas."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if `others` is True, that is, if a requested view needs a single log."""
+    """Raise InvalidRequest if `others`: the user requested a view that needs a single log."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"
@@ -70,7 +70,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """Write a page for the fleet, and next to it a page for each log that has a step."""
+    """Write a page for the fleet to `out`, and a page for each log that has a step next to `out`."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)

@@ -1,4 +1,4 @@
-"""`mmengine log redact`: copies a log's decisions without user content, for publication."""
+"""`mmengine log redact`: writes a copy of a log without user content, for publication."""
 
 import os
 from pathlib import Path

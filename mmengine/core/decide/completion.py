@@ -15,15 +15,14 @@ _REASONS = {CUT: "length", REPETITION: "repetition", REPETITION_CLOSED: "repetit
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
-    """Return the events for requests that end, and for requests that are computed again.
+    """Return the events for requests that end or are preempted.
 
     FINISHED: the request stopped, was pooled, reached its length limit, failed or was cancelled. PREEMPTED:
-    the request is retried after a failed step, a crash or a cache reset. Events for running requests come
-    first, in admission order.
+    the request is retried after a failed step, a crash or a cache reset.
     """
     running = view.running
-    # In most steps no request is complete. Comparing whole columns is the fastest check for complete
-    # requests. The column values of a free row never look complete.
+    # In most steps no request is complete. Comparing whole columns is the fastest way to see this. Free rows
+    # never look complete.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
     if view.num_prefills:
         over = _without_unread(view, over)

@@ -1,11 +1,9 @@
-"""Decides the encoder work for large media items, which need more work than one step may do. A large item is
-encoded in parts over several steps, one item at a time.
+"""Schedules the encoding of large media items. A large item exceeds the encoder work that one step may do, so
+it is encoded in parts over several steps. Only one item is encoded at a time.
 
-A part is a step's last decision, after the rows that compute tokens. If no row computes tokens, the part
-is the step's only decision. A part belongs to a request that cannot continue without the item. This is a
-running request whose next token belongs to the item, or a waiting request whose first chunk would begin with
-the item. The last part puts the item's features into the encoder cache. The request continues in the next
-step.
+A part is a step's last decision, after the rows that compute tokens. Only an item that blocks a request is
+encoded in parts: the next token of a running request, or the first chunk of a waiting request, needs the
+item. The last part puts the item's features into the encoder cache. The request continues in the next step.
 """
 
 from mmengine.core.decide.admission import Admission, MayStart
@@ -16,8 +14,7 @@ from mmengine.events import vocabulary as ev
 
 
 def next_part(view: View, admission: Admission) -> ev.Encoded | None:
-    """Return the part that the current step computes. Call this function after all other decisions in the
-    step.
+    """Return the part that the current step computes. Called after all other decisions in the step.
 
     Returns None if no request waits for a large item, if the part may not join this step, or if the encoder
     cache has no space for the features."""
@@ -43,8 +40,9 @@ def next_part(view: View, admission: Admission) -> ev.Encoded | None:
 
 
 def _may_join(view: View, req_state: RequestView) -> bool:
-    """Return whether the request's part may join the current step. Suspects (see fault_isolation.py) and
-    other requests never share a step."""
+    """Return whether the request's part may join the current step. Suspects (requests that may have caused a
+    failed step, see fault_isolation.py) never share a step with other requests.
+    """
     if not view.suspects or not view.is_open:
         return True
     return not (req_state.isolation_rows or view.requests_by_row[int(view.step_rows[0])].isolation_rows)

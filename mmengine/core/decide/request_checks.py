@@ -22,15 +22,15 @@ from mmengine.request import (
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
-# Maximum number of a prompt's logprobs: prompt tokens times logprobs per token. They take 2 MiB in the log.
+# Maximum of prompt tokens times logprobs per token. This many logprobs take 2 MiB in the log.
 MAX_PROMPT_LOGPROBS = 2**18
 MAX_DIGEST_BYTES = 64  # maximum length of an adapter's digest
-MAX_ENVELOPE_BYTES = 2**20  # maximum size of the data that a server keeps with a request in the log
+MAX_ENVELOPE_BYTES = 2**20  # maximum size of the server's own data for a request in the log
 
 
 def accept(view: View, observation: ev.Event) -> list[ev.Event]:
-    """Return the events to log for an observation. The list is empty if the observation does not affect the
-    current state. A request that arrives while the queue is full gets FINISHED with the reason "rejected".
+    """Return the events to log for an observation. The list is empty if the observation has no effect. A
+    request that arrives while the queue is full gets FINISHED with the reason "rejected".
     """
     match observation:
         case ev.Queued(request_id=name):
@@ -80,8 +80,8 @@ def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
 
 
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
-    """Raise InvalidRequest if the request could never run with these settings. `max_media`: the limit for the
-    request's session, which may differ from a single request's limit.
+    """Raise InvalidRequest if the request could never run with these settings. `max_media`: the session's
+    limit for media items, if the request belongs to a session.
     """
     _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)

@@ -1,4 +1,4 @@
-"""Applies events about recurrent states: which slot each row holds, and which states are kept."""
+"""Applies events about recurrent states: each row's slot, and the cached states."""
 
 import numpy as np
 
@@ -31,8 +31,8 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """For each of `rows`, set `keep_at` to the next position at which the row's state is kept. The position
-    comes after all tokens that the closing step computes, except drafts, because drafts may be rejected.
+    """Set `keep_at` of each row to the next position at which the row's state is cached. The position comes
+    after the tokens that the current step computes. Drafts do not count, because they may be rejected.
     """
     if not any_due(state.keep_at, state.num_computed):
         return

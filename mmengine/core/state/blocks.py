@@ -1,4 +1,4 @@
-"""The KV block pool: reference counts, the free list, and the full blocks' contents."""
+"""The KV block pool: reference counts, the free list, and the contents of full blocks."""
 
 import hashlib
 import struct
@@ -15,7 +15,7 @@ from mmengine.core.state.window_blocks import WindowIndex
 from mmengine.events.vocabulary import Admitted
 from mmengine.request import Request, num_before
 
-# Values of the last field in _PART. Other values are the index of a media run's first embedding.
+# Special values of the last field in _PART, which otherwise is an embedding's index.
 OF_SALT = -1  # the hash is the hash of a tenant's salt
 OF_ADAPTER = -2  # the hash is the digest of a LoRA adapter
 OF_PROMPT = -3  # the hash is the hash of the whole prompt
@@ -26,9 +26,9 @@ _PART = struct.Struct("<Iqq")
 class BlockPool:
     """One engine's KV blocks. Only `evolve` calls methods that change the pool.
 
-    `num_blocks` includes block 0, which no request gets because batches are padded with it. `content_width`:
-    how many tokens determine a block's content. `num_windows`: how many block groups have a window.
-    `is_lazy`: whether blocks of these groups are found by vLLM's rules (lazy_windows.py).
+    `num_blocks` includes block 0, which pads batches and belongs to no request. `content_width`: how many
+    tokens determine a block's content. `num_windows`: how many block groups have a sliding window. `is_lazy`:
+    whether prefix hits in these groups follow vLLM's rules (lazy_windows.py).
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class BlockPool:
         self.index = PrefixIndex(num_blocks, content_width)
         self.windows = (LazyWindowIndex if is_lazy else WindowIndex)(num_blocks, num_windows)
         self.content, self.find_first = self.index.content, self.index.find_first
-        # For each block of the first group, the number by which `find_windows` finds blocks of other groups.
+        # For each block in the first group, the content id with which `find_windows` finds blocks in other
+        # groups.
         self.window_content = self.content
         if is_lazy and num_windows:
             self.window_content = np.zeros(num_blocks, np.int64)
@@ -59,26 +60,28 @@ class BlockPool:
         return self.free_list.num_free
 
     def take_new(self, blocks: np.ndarray) -> None:
-        """Give free blocks to a request. The blocks' contents are forgotten."""
+        """Give free blocks to a request, and forget their contents."""
         self.forget(blocks)
         self.free_list.take(blocks)
         self.references[blocks] = 1
 
     def share(self, blocks: np.ndarray) -> None:
-        """Add a reference to each block. All blocks must be cached. Free blocks leave the free list."""
+        """Add a reference to each of these cached blocks. Free blocks leave the free list."""
         self.free_list.take(blocks[self.references[blocks] == 0])
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """Remove a reference from each block, given in the order of the block table. Blocks without
-        references become free. Cached blocks at the table's end are reused first, so that prefixes stay
-        cached longest.
+        """Remove a reference from each block. `blocks` has the order of the block table. Blocks without
+        references become free. Among the cached blocks, the table's last block is reused first, so that
+        prefixes stay cached longest.
         """
         self.references[blocks] -= 1
         self._free(blocks[self.references[blocks] == 0])
 
     def release_shared(self, blocks: np.ndarray) -> None:
-        """Remove references from blocks of several rows. A block that n rows held occurs n times."""
+        """Remove references from blocks of several rows. A block that n rows share occurs n times in
+        `blocks`.
+        """
         np.subtract.at(self.references, blocks, 1)
         freed = blocks[self.references[blocks] == 0]
         self._free(freed[np.sort(np.unique(freed, return_index=True)[1])])
@@ -95,8 +98,8 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def order_after_release(self, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the blocks that become free if `release` is called for each group in turn, as (before the
-        free blocks, behind the free blocks). Both are in the order in which requests get the blocks.
+        """Return the blocks that calls of `release` for each group would free: (blocks at the front of the
+        free list, blocks at its back). The free list gives out blocks from the front.
         """
         front, back = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         for blocks in groups:
@@ -124,11 +127,11 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many blocks
-    each of these rows needs (int32).
+    """Return the rows that need more blocks (indices into `rows`, intp), and the number of blocks for each
+    (int32).
 
-    `num_tokens`: number of further tokens of each row, as an array or as one number for all rows. The
-    drafter's lookahead is added. No row needs more blocks than max_model_len tokens fill.
+    `num_tokens`: number of further tokens, for each row or for all rows. The drafter's lookahead is added, up
+    to max_model_len.
     """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
@@ -151,7 +154,7 @@ class Groups(Protocol):
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
     """Return how many tokens an admission's prefix hits contain."""
-    if state.num_groups > 1:  # the hits contain blocks of all groups
+    if state.num_groups > 1:  # `cached_blocks` has blocks from all groups
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 
@@ -167,14 +170,13 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0, whole_prompt: bool = False
 ) -> dict[int, bytes]:
-    """Return the facts that determine the contents of blocks [first, last) in addition to the tokens.
+    """Return the inputs, other than tokens, that determine the KV in blocks [first, last).
 
-    The result maps a block's number to bytes. A block has no entry if its content depends only on tokens. The
-    bytes describe the media embeddings in the block and in the `ahead` tokens after it: for each run the
-    item's hash, the run's position relative to the block, and the index of the run's first embedding. For
-    block 0 they also contain the hash of the tenant's salt and the adapter's digest. With `whole_prompt`
-    block 0 also has the prompt's hash, because each token's KV depends on the whole prompt. The
-    lengths of the hashes are included, so that equal bytes mean equal facts.
+    The result maps a block's number to bytes. Blocks that depend only on tokens are left out. The bytes
+    describe each run of media embeddings in the block and in the `ahead` tokens after the block: the item's
+    hash, the run's position relative to the block, and the index of the run's first embedding. Block 0 also
+    has the salt's hash and the adapter's digest. With `whole_prompt`, each token's KV depends on the whole
+    prompt, so block 0 also has the prompt's hash.
     """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
@@ -207,7 +209,5 @@ def _prompt_hash(request: Request) -> bytes:
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Return the maximum number of tokens that a step may compute for one request; 0: no limit. There is no
-    limit if the engine has only one request.
-    """
+    """Return the maximum number of tokens per request in a step; 0: no limit. One request has no limit."""
     return config.long_prefill_token_threshold if num_requests > 1 else 0

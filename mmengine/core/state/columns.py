@@ -1,7 +1,7 @@
-"""Declares the running batch's columns: numpy arrays with one value, or one line, for each row.
+"""Declares the running batch's columns: numpy arrays whose first axis is the row.
 
-A state and its view share these declarations. The state has writable arrays, and the view has the same arrays
-without write access. A column's annotation contains the dtype with which a state creates the array.
+The state has writable arrays, and its view has the same arrays without write access. A column's annotation
+contains the array's dtype.
 """
 
 from typing import Annotated, Any, Generic, Protocol, TypeVar, dataclass_transform, get_type_hints
@@ -17,7 +17,7 @@ RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 
 
 class ReadOnlyArray(Protocol):
-    """A numpy array without the methods that write. Results computed from it are ordinary arrays."""
+    """A numpy array without the methods that write."""
 
     def __getitem__(self, key: Any, /) -> Any: ...
     def __len__(self) -> int: ...
@@ -40,13 +40,13 @@ Int64 = Annotated[Array, np.int64]
 
 @dataclass_transform(frozen_default=True)
 def never_assigned(cls: type[Class]) -> type[Class]:
-    """Tell type checkers that the attributes that the class declares are never assigned."""
+    """Tell type checkers that the class's attributes are never assigned."""
     return cls
 
 
 @never_assigned
 class RowColumns(Generic[Array]):
-    """Columns that decisions read. The state's digest covers these columns."""
+    """Columns for all models. The state's digest covers these columns."""
 
     num_tokens: Int32[Array]  # number of known tokens
     num_computed: Int32[Array]  # number of tokens whose KV exists, or will exist after the open step
@@ -66,13 +66,12 @@ class RowColumns(Generic[Array]):
 
 @never_assigned
 class FlightColumns(Generic[Array]):
-    """Columns for steps that overlap. Without overlapping steps, `in_flight` and `num_pending` are 0."""
+    """Columns for overlapping steps (max_in_flight 2). Otherwise, `in_flight` and `num_pending` are 0."""
 
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps
-    # When the number of known and pending tokens reaches the absolute value of this column, the row must
-    # wait for the steps in flight. The value is negative for a row with a grammar, and 0 for a row that
-    # waits for each step.
+    # A row with this many known and pending tokens waits for the steps in flight. 0: the row waits for each
+    # step. For rows with a grammar, the value is negated.
     runs_ahead_to: Int32[Array]
 
 
@@ -81,13 +80,13 @@ class StateColumns(Generic[Array]):
     """Columns for models with recurrent states. All values are 0 for other models."""
 
     state_slot: Int32[Array]  # the row's slot, or NO_STATE
-    keep_at: Int32[Array]  # number of tokens after which the row's state is kept next, or NEVER
+    keep_at: Int32[Array]  # number of tokens after which the row's state is cached next, or NEVER
     num_shared: Int32[Array]  # length of the prompt's prefix that was in the prefix cache at admission
 
 
 @never_assigned
 class WideColumns(Generic[Array]):
-    """Columns with a line of int32 values for each row."""
+    """Columns of shape [row, width] and dtype int32."""
 
     token_ids: Array  # [row, position]: the known tokens, then the drafts
     block_table: Array  # [row, block number in the row]: block ids; 0 after the row's last block
@@ -115,8 +114,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
-    """Return all columns by name, filled with zeros. The wide columns have space for `num_tokens` tokens and
-    `num_blocks` blocks in each row."""
+    """Return all columns by name, filled with zeros. The arguments are the columns' sizes."""
     columns = {name: np.zeros(rows, dtype) for name, dtype in {**COLUMNS, **STATE_COLUMNS}.items()}
     return {
         **columns,
@@ -126,8 +124,8 @@ def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.nd
 
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
-    """Return zeros, int32 [rows, width]. The distance between rows is an odd number of cache lines. With a
-    power of two, the same column of all rows would compete for a few sets of the CPU cache.
+    """Return zeros, int32 [rows, width]. The row stride is an odd number of cache lines. With a power of two,
+    rows would evict each other from the CPU cache.
     """
     lines = -(-width // 16) | 1
     return np.zeros((rows, lines * 16), np.int32)[:, :width]

@@ -1,4 +1,4 @@
-"""A read-only view of the state, which the functions that decide get instead of the state."""
+"""A read-only view of the state, for the functions that make decisions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,9 +29,7 @@ from mmengine.request import Request
 
 
 class View(Columns[ReadOnlyArray], RunningView):
-    """A read-only view of a State. The attributes have the same names as in State, where comments explain
-    them.
-    """
+    """A read-only view of a State. State explains the attributes."""
 
     config: EngineConfig
     policy: Policy

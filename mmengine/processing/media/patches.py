@@ -1,8 +1,7 @@
-"""Computes the sizes to which frames are resized, and cuts frames into patches. The vision encoder reads each
-patch as a row.
+"""Computes the sizes to which frames are resized, and cuts frames into patches for the vision encoder.
 
-The size rule is transformers' "smart resize". Each side is rounded to a multiple of the side length, in
-pixels, that an embedding covers. The aspect ratio is kept, and the pixel count is brought into a range.
+The size rule is transformers' "smart resize". It rounds the height and the width to multiples of `factor`,
+and brings the number of pixels into a range. The aspect ratio stays nearly the same.
 """
 
 import math
@@ -23,9 +22,7 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Return the side length, in pixels, that an embedding covers. The sides of resized frames are
-        multiples of this length.
-        """
+        """Return the side length, in pixels, of the square for one embedding."""
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
@@ -34,9 +31,7 @@ class PatchSettings:
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
-    """Return a size (height, width) near the given size. Its sides are multiples of `factor`, and it has
-    `low` to `high` pixels.
-    """
+    """Return the size (height, width) for an image: multiples of `factor`, with `low` to `high` pixels."""
     _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)
 
@@ -44,8 +39,8 @@ def image_size(height: int, width: int, factor: int, low: int, high: int, where:
 def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
-    """Return the size (height, width) for a video's frames. `low` and `high` limit the number of pixels in
-    all frames together.
+    """Return the size (height, width) for a video's frames. `low` and `high` limit the pixels of all frames
+    together.
     """
     factor, shown = patches.factor, f"{width} x {height}"
     if height < factor or width < factor:

@@ -8,17 +8,17 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 MAX_FPS = 1000.0  # Maximum frame rate; a higher rate in a file is ignored.
-_MAX_RATIO = 1.5  # Largest accepted ratio between the stated rate and the mean rate of the frame times.
+_MAX_RATIO = 1.5  # Maximum ratio between the stated frame rate and the mean rate.
 _MATRIX_BYTES = 36
 
 
 def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
-    """Return a video's frames per second, or None if the file has neither times nor a usable rate.
+    """Return a video's frames per second, or None if unknown.
 
     `seconds`: the time from the first frame to the last; 0 if unknown. `stated`: the rate in the file or
-    FFmpeg's estimate; 0 if unknown. Browsers record videos without a rate. For such a video, FFmpeg reports
-    the clock's 1,000 ticks per second. Therefore, if the stated rate contradicts the mean rate of the frame
-    times, the mean rate is used.
+    FFmpeg's estimate; 0 if unknown. If the stated rate contradicts the mean rate, the mean rate is used. For
+    example, browsers record videos without a rate, and FFmpeg then reports the clock's 1,000 ticks per
+    second.
     """
     fps = stated if 0 < stated <= MAX_FPS else 0.0
     mean = (num_frames - 1) / seconds if seconds > 0 else 0.0
@@ -28,12 +28,10 @@ def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
 
 
 def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
-    """Return whether the duration of `num_frames` frames at `fps` differs much from their duration
-    at `mean`.
-    """
+    """Return whether the two rates are too different for a video with `num_frames` frames."""
     is_far = max(fps, mean) > _MAX_RATIO * min(fps, mean)
-    # A file may hide frames. A difference up to two frames is therefore no contradiction. In a short video,
-    # the tolerance is half the intervals.
+    # A file may contain frames that are not shown. So the frame counts may differ by 2, in short videos by
+    # half the intervals between frames.
     missing = abs(num_frames / fps - num_frames / mean) * mean
     return is_far and missing > min(2, (num_frames - 1) / 2)
 
@@ -41,8 +39,7 @@ def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
 def shown(pixels: np.ndarray, frame: "VideoFrame") -> np.ndarray:
     """Rotate and mirror a frame, uint8 [h, w, 3], as its display matrix says.
 
-    The matrix maps (x, y) to (a x + c y, b x + d y). Only quarter turns and mirroring are applied; any other
-    angle is replaced by the nearest quarter turn.
+    The matrix maps (x, y) to (a x + c y, b x + d y). Angles are rounded to quarter turns.
     """
     data: Any = frame.side_data.get("DISPLAYMATRIX")
     raw = b"" if data is None else bytes(data)

@@ -1,10 +1,10 @@
-"""Replaces the tokens, names and texts of a log by keyed hashes, to redact the log."""
+"""Keyed hashes that replace the tokens, names and texts in a redacted log."""
 
 import hashlib
 
 import numpy as np
 
-# Texts that this engine writes itself. Every other text may be user content.
+# Texts that the engine itself writes. All other texts may be user content.
 _WORDS = frozenset(
     {
         *("", "eos", "token", "string", "grammar", "closed", "cut"),
@@ -18,9 +18,7 @@ REDACTED = "redacted"
 
 
 class KeyedHashes:
-    """Keyed hashes for the values in a log. Each kind of value, such as numbers or names, has a hash domain
-    of its own.
-    """
+    """Keyed hashes for the values in a log. Equal values of different kinds have different hashes."""
 
     def __init__(self, key: bytes):
         self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
@@ -38,7 +36,7 @@ class KeyedHashes:
         return text if text in _WORDS else REDACTED
 
     def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
-        """Return the fingerprints with their names and with hashed values. Equal values have equal hashes."""
+        """Return the fingerprints with hashed values."""
         return {
             name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
             for name, value in fingerprints.items()
@@ -47,10 +45,10 @@ class KeyedHashes:
     def chain(
         self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
     ) -> tuple[np.ndarray, bytes]:
-        """Return the redacted tokens (int32) that follow the hash state `state`, and the hash state after the
-        first `keep` tokens.
+        """Return the redacted tokens, int32, and the hash state after the first `keep` tokens.
 
-        `tokens`: int32. `marks`: maps a token's index to the media that begin at this token.
+        `state`: the hash state before the tokens. `tokens`: int32. `marks`: maps a token's index to the media
+        that begin at this token.
         """
         numbers, kept = np.empty(len(tokens), np.int32), state
         key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()

@@ -1,18 +1,17 @@
-"""Redacts a log for publication. The redacted log has the original log's decisions, but no user content.
+"""Redacts a log for publication: keeps its decisions and removes user content.
 
-A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
-request, the positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal,
-and the prefix cache compares only prefixes. Equal tokens after different prefixes become different numbers,
-so a word that occurs twice becomes two different numbers. Keyed hashes replace media hashes, salts, ids,
-adapters and fingerprints. Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are
-dropped. Lengths, shapes, times and settings are kept.
+A keyed hash replaces each token. It depends on the token, all earlier tokens of the request, the positions
+and hashes of media, the tenant's salt, and the adapter. So equal prefixes stay equal, and prefix cache hits
+do not change. Equal tokens after different prefixes become different numbers, so word frequencies are hidden.
+Keyed hashes also replace media hashes, salts, ids, adapters and fingerprints. Grammars, stop strings, biases,
+seeds, logprobs, envelopes (server data) and error texts are dropped. Lengths, shapes, times and settings are
+kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-A redacted token does not depend on media that begin at the token's own position. The reason is a drafter with
-a KV cache. With such a drafter, a block's key includes the next block's first token, but not the media that
-begin at this token.
+token(i) does not depend on media that begin at i. With a drafter that has a KV cache, a block's key includes
+the next block's first token, but not the media that begin there.
 """
 
 from dataclasses import dataclass
@@ -50,12 +49,12 @@ class RedactReport:
 
 
 def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
-    """Write a copy of the log in `source` to `target` without user content.
+    """Write a copy of the log in `source`, without user content, to `target`.
 
-    The copy has the source's decisions. If the source verifies, the copy verifies too. A wrong digest in the
-    source stays wrong in the copy. If the state cannot take a decision, this decision is the last record
-    written. `findings`: see CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. If
-    several logs are redacted with the same key, equal values get equal hashes in all these logs.
+    The copy has the source's decisions. If the source verifies, the copy verifies too, and a wrong digest
+    stays wrong. The copy ends at the first decision that contradicts the state. `key`: at least 16 random
+    bytes, which are not stored. With the same key, equal values in several logs get equal hashes. `findings`:
+    see CheckedLog.
 
     Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
     `verify`'s errors.
@@ -84,7 +83,7 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
 
 
 class _Redactor:
-    """Produces the redacted log's events in order, and keeps the states of both logs."""
+    """Redacts events in order, and has the states of both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = KeyedHashes(key)
@@ -258,7 +257,7 @@ class _Redactor:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
 
     def _forget_keys(self) -> None:
-        """Drop redacted keys whose encoder outputs are neither in the cache nor needed by a live request."""
+        """Drop keys of encoder outputs that are neither cached nor needed by a live request."""
         live = self._original.requests.values()
         needed = len(self._original.encoder.entries) + sum(len(req_state.media_keys) for req_state in live)
         if len(self._keys) > 2 * needed + 4096:
@@ -270,9 +269,7 @@ class _Redactor:
             self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
 
     def _executed(self, event: ev.Executed) -> ev.Executed:
-        """Redact a result. Rows that failed and rows without a request get zeros, because their tokens are
-        never used.
-        """
+        """Redact a step's result. Failed rows and rows without a request get zeros."""
         state, sampled = self._state, self._state.sampled_rows().tolist()
         tokens, drafts = np.frombuffer(event.token_ids, np.int32), np.frombuffer(event.drafts, np.int32)
         counts, num_drafts = _ints(event.counts, len(sampled), 1), _ints(event.num_drafts, len(sampled), 0)
@@ -318,9 +315,7 @@ class _Redactor:
         return ev.Finished(name, self._hashes.text(event.reason), kept, event.code)
 
     def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
-        """Redact a checkpoint. If a digest differs from the state, the redacted digest differs too, in the
-        same columns and requests.
-        """
+        """Redact a checkpoint. A wrong digest stays wrong, in the same columns and requests."""
         ours, theirs = checkpoint(self._state), checkpoint(self._original)
         if event == theirs:
             return ours
@@ -331,9 +326,7 @@ class _Redactor:
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
-        """Redact a stall report. The text in the log may contain user content, so a new text with numbers
-        only is generated from the state.
-        """
+        """Return a stall report whose text is generated from the redacted state."""
         name = self._hashes.name(event.request_id)
         for stall in find_stalls(View(self._state)):
             if (stall.kind, stall.request_id) == (event.kind, name):
@@ -352,7 +345,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """Return the 4-byte sums, with different values at the indices `places`."""
+    """Return the 4-byte sums with wrong values at the indices `places`."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()
@@ -363,7 +356,5 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
 
 
 def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
-    """Return a grammar request without the grammar itself. Decisions depend only on the presence of a
-    grammar, and on `on_truncation`.
-    """
+    """Return a grammar request without the grammar's text, which no decision reads."""
     return None if grammar is None else GrammarRequest("", REDACTED, on_truncation=grammar.on_truncation)

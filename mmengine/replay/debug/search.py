@@ -1,6 +1,4 @@
-"""Searches a log for a position, forward or backwards. A walker looks at each position in order and decides
-where the search stops.
-"""
+"""Searches a log for a position, forward or backwards. A walker decides where the search stops."""
 
 from typing import Protocol
 
@@ -18,12 +16,12 @@ class Walker(Protocol):
         """Look at the position where a search begins."""
 
     def first(self, cursor: Cursor) -> str:
-        """Look at the log's first position. Called instead of `begin` if the search begins there. Returns the
-        reason why the search stops at this position, or "".
+        """Return why the search stops at the log's first position, or "". Called instead of `begin` if the
+        search begins there.
         """
 
     def hits(self, cursor: Cursor) -> str:
-        """Look at the next position. Returns the reason why the search stops at this position, or ""."""
+        """Return why the search stops at the next position, or ""."""
 
 
 class Steps:
@@ -58,7 +56,7 @@ class EventsOf:
         self._name = name
 
     def begin(self, cursor: Cursor) -> None:
-        """Do nothing, because each record is checked independently."""
+        """Do nothing: each record is checked independently."""
 
     def first(self, cursor: Cursor) -> str:
         return self.hits(cursor)
@@ -124,9 +122,9 @@ def search_forward(navigator: Navigator, walker: Walker) -> str:
 
 
 def search_back(navigator: Navigator, walker: Walker, before: int, count: int = 1) -> tuple[int, str]:
-    """Return the last position before `before` where `walker` stops, and the reason. `count`: which of these
-    positions to return, counted from the last. Returns (-1, "") if there is no such position. The navigator's
-    position does not change.
+    """Return the last position before `before` where `walker` stops, and the reason. With `count` n, return
+    the n-th such position from the end. Returns (-1, "") if there is none. The navigator's position does not
+    change.
     """
     most = before - 1
     while most >= navigator.first:

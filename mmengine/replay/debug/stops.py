@@ -9,9 +9,7 @@ from mmengine.replay.debug.filters import Filter, find_object
 
 
 class Condition:
-    """A condition that is a filter or a Python expression. `reads_record`: whether it reads the next record
-    in addition to the state.
-    """
+    """A filter or a Python expression. `reads_record`: whether it reads the next record."""
 
     def __init__(self, text: str, holds: Callable[[Facts], object], *, reads_record: bool):
         self.text, self._holds, self.reads_record = text, holds, reads_record
@@ -42,7 +40,7 @@ def compiled(text: str) -> CodeType:
 
 
 def evaluated(code: CodeType, facts: Facts) -> object:
-    """Evaluate an expression. Raises InvalidRequest if the evaluation raises any error."""
+    """Evaluate an expression. Raises InvalidRequest if the evaluation fails."""
     try:
         value: object = eval(code, {}, facts)  # noqa: S307 - the user's own text, see docs/reference/debugger.md
         return value
@@ -54,8 +52,8 @@ def evaluated(code: CodeType, facts: Facts) -> object:
 
 
 class Stop:
-    """A breakpoint, which stops before each record for which its condition holds. If the condition reads only
-    the state, the breakpoint stops only where the condition becomes true.
+    """A breakpoint. A condition on the next record stops before each record for which it holds. A condition
+    on the state stops where it becomes true.
     """
 
     kind = "breakpoint"
@@ -75,8 +73,8 @@ class Stop:
         return self.hits(facts)
 
     def hits(self, facts: Facts) -> str:
-        """Return the reason why the search stops at this position, or "". After `begin`, the search must call
-        this method for each position in order.
+        """Return the reason why the search stops at this position, or "". Call for each position in order,
+        after `begin`.
         """
         value, before = self._condition.holds(facts), self._before
         self._before = value
@@ -111,9 +109,7 @@ def _differs(old: object, new: object) -> bool:
 
 
 def changed(old: object, new: object) -> str:
-    """Return a text with the changes between two values. For tuples of facts, the text names the fields that
-    changed.
-    """
+    """Return the changes between two values as text. For ObjectFacts, the text names the changed fields."""
     if not isinstance(old, ObjectFacts) or not isinstance(new, ObjectFacts):
         return f"{shown(old)} -> {shown(new)}"
     pairs = zip(new._fields, old, new, strict=True)
@@ -121,7 +117,7 @@ def changed(old: object, new: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as text. If the value is a tuple of facts, the text names its fields."""
+    """Return a value as text. For ObjectFacts, the text names the fields."""
     if value is None:
         return "nothing"
     if isinstance(value, ObjectFacts):

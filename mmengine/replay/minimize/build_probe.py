@@ -1,9 +1,8 @@
-"""Finds the first decision that another mmengine build makes differently from this build. The other build
-runs in a separate process.
+"""Finds the first decision in which another mmengine build differs from this build. The other build runs in a
+separate process.
 
-A wrong policy breaks no invariant, so only a comparison with a build that decides differently reveals the
-mistake. This build runs the requests. The other build then derives its decisions from the observations in
-that run.
+A wrong policy breaks no invariant, so only a comparison with another build reveals the mistake. This build
+runs the requests and writes a log. The other build then verifies the log.
 """
 
 import os
@@ -31,8 +30,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-# Steps between two state digests. The number is so large that a run writes no digest, because the builds'
-# states may differ although their decisions are equal.
+# Steps between two state digests: more than a run has, so that only decisions are compared.
 NEVER_A_DIGEST = 2**20
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
@@ -44,8 +42,8 @@ _BODY = """    found = verify(log.with_name("log_of_other")).divergence
 class BuildProbe:
     """A process that runs the other build.
 
-    `where`: the path or name of a Python interpreter, or the path of a virtual environment or a checkout.
-    Raises LogError if `where` does not exist, or if its mmengine cannot be used. The probe must be closed.
+    `where`: a Python interpreter, a virtual environment, or a checkout of mmengine. Raises LogError if
+    `where` does not exist, or if its mmengine cannot be used. The probe must be closed.
     """
 
     def __init__(self, where: str, deadline: Deadline | None = None):
@@ -85,8 +83,8 @@ class BuildProbe:
     # Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the first decision that differs. If all decisions agree for the first script, this and all
-        later calls also compare the states after each step.
+        """Return the first decision that differs. If all decisions agree for the first script, states are
+        compared too, now and in later calls.
         """
         is_first = not self._is_met
         self._introduce(script)
@@ -98,7 +96,7 @@ class BuildProbe:
 
     def _first_difference(self, script: Script, max_steps: int) -> Failure | None:
         most = FIRST_STEPS
-        while True:  # Begin with few steps. If the builds differ early, the remaining steps need not be run.
+        while True:  # Begin with few steps, because the builds may differ early.
             most = min(most, max_steps)
             with tempfile.TemporaryDirectory() as folder:
                 self._serve_for_other(script, Path(folder), most)
@@ -109,12 +107,10 @@ class BuildProbe:
             most *= 4
 
     def check_first(self, failure: Failure) -> None:
-        """Accept any failure, because a difference is the only kind of failure."""
+        """Do nothing: a difference is the only kind of failure."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write both logs: this build's log to `folder`, and the other build's log to `log_of_other`, next to
-        `folder`.
-        """
+        """Write this build's log to `folder`, and the other's to the neighbouring folder `log_of_other`."""
         write_log(self._with_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)
@@ -145,14 +141,12 @@ class BuildProbe:
             _copy(log, LogWriter(folder), DECISION_VERSION)
 
     def _with_digests(self, script: Script) -> Script:
-        """Return the script with digests after each step if states are compared, otherwise without
-        digests.
-        """
+        """Return the script with a digest after each step if states are compared, else without digests."""
         interval = 1 if self._compares_states else NEVER_A_DIGEST
         return replace(script, config=msgspec.structs.replace(script.config, checkpoint_interval=interval))
 
     def _introduce(self, script: Script) -> None:
-        """Raise LogError if the other build cannot read a log with these settings, or cannot run requests."""
+        """Raise LogError if the other build cannot run with these settings or read this build's log."""
         if self._is_met:
             return
         empty = replace(script, observations=[], answers={}, failed_steps={})
@@ -176,9 +170,7 @@ class BuildProbe:
         return self._answer(ANSWER_SECONDS)
 
     def _answer(self, seconds: float) -> "_Answer":
-        """Return the other build's next answer. Raises OutOfTime after `seconds`, or when the deadline
-        passes.
-        """
+        """Return the other build's next answer. Raises OutOfTime after `seconds` or at the deadline."""
         assert self._process.stdout is not None
         pipe, line = self._process.stdout, b""
         until = self._deadline.passed() + min(seconds, self._deadline.left())
@@ -200,9 +192,9 @@ class BuildProbe:
 
 
 class _Answer(msgspec.Struct):
-    """An answer from the other build, with the build's identity (`version`, `rules`, `place`) and one of
-    three results: the first decision that differs (`step` is then 0 or more), the number of `steps` in a log
-    without a difference, or an `error`.
+    """An answer from the other build. `version`, `rules` and `place` identify the build. `step`: the step of
+    the first decision that differs, or -1. `steps`: the number of steps in the log. `error`: an error text,
+    or "".
     """
 
     version: str = ""
@@ -230,7 +222,7 @@ def _failure(found: _Answer) -> Failure | None:
 
 
 def _live_at(folder: str, step: int) -> tuple[str, ...]:
-    """Return the requests that had arrived but not ended when `step` was decided."""
+    """Return the requests that waited or ran when `step` was decided."""
     live: dict[str, None] = {}
     for record in LogReader(Path(folder)):
         if record.step > step:
@@ -244,9 +236,8 @@ def _live_at(folder: str, step: int) -> tuple[str, ...]:
 
 
 class _Translated(SinkWrapper):
-    """A log that another build can read. The STARTED event names the version of the other build's decision
-    rules. STARTED omits the settings that have their default values, because the other build may not have all
-    settings.
+    """Writes a log that another build can read. Its STARTED event has the other build's version of the
+    decision rules. Settings with default values are left out, because the other build may not know them.
     """
 
     def __init__(self, inner: LogWriter, rules: int):
@@ -290,8 +281,8 @@ def _as_bytes(script: Script) -> bytes:
 
 
 def _python_of(where: str) -> tuple[str, list[str]]:
-    """Return the Python interpreter to run, and a list with the checkout that contains the other build. If
-    the other build is installed, the list is empty.
+    """Return the Python interpreter, and a list with the other build's checkout. The list is empty if the
+    build is installed.
     """
     path = Path(where)
     if (path / "mmengine" / "__init__.py").is_file():

@@ -26,9 +26,8 @@ def duration_ns(text: str) -> int:
 
 
 class Selection(NamedTuple):
-    """The criteria for the requests that are shown. `finish`: only requests with this finish reason;
-    "unfinished" means requests without an end. `slower_ns`: only requests that took longer, or that have no
-    end.
+    """The criteria for the requests to show. `finish`: a finish reason, or "unfinished". `slower_ns`: only
+    requests that took longer, or that have not ended.
     """
 
     preempted: bool = False
@@ -38,7 +37,7 @@ class Selection(NamedTuple):
 
     @property
     def selects(self) -> bool:
-        """Whether requests may be left out, or their order may change."""
+        """Whether a criterion is set."""
         return self != Selection()
 
     def has(self, line: RequestLine) -> bool:
@@ -52,8 +51,8 @@ class Selection(NamedTuple):
     def of(self, lines: Iterable[RequestLine], limit: int) -> tuple[list[RequestLine], int]:
         """Return at most `limit` lines, and the total number of selected requests.
 
-        If `sort` is set, lines without a value come first, because their requests still wait or run. The
-        other lines follow by their values, largest first. If `sort` is None, the last lines are returned.
+        With `sort`, requests without a value come first, because they still wait or run. The other requests
+        follow, largest value first. Without `sort`, the last lines are returned.
         """
         found = [line for line in lines if self.has(line)]
         if self.sort is None:

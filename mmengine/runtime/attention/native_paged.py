@@ -1,7 +1,6 @@
 """Paged attention on a CPU by native C++ kernels, which read K and V directly from the blocks.
 
-The kernels also support windows, chunks, soft caps, sinks and scales, but not tokens that attend to one
-another in both directions.
+The kernels support windows, chunks, soft caps, sinks and scales, but not bidirectional attention.
 """
 
 import ctypes
@@ -46,11 +45,9 @@ class LayerRules(ctypes.Structure):
 
 
 class NativePagedAttention:
-    """Implements AttentionBackend. A row's result depends neither on the step's other rows nor on the
-    number of threads.
+    """Implements AttentionBackend. A row's result does not depend on the batch or on the number of threads.
 
-    With `tiles_only` a token's result is also independent of the number of tokens that the step computes for
-    its row.
+    With `tiles_only`, a token's result is also the same for any chunk length.
     """
 
     reads_unwritten = False
@@ -77,7 +74,7 @@ class NativePagedAttention:
         self._run_layer.argtypes = [*(_ADDRESS,) * 5, _SIZE, _ADDRESS, _SIZE]
         self._run_layer.restype = ctypes.c_int32
         self._layers = (_ADDRESS * len(kv.layers))(*(layer.data_ptr() for layer in kv.layers))
-        self._pool = kv  # a reference, so that the memory addresses stay valid
+        self._pool = kv  # keeps the memory alive
         self._step = Step(
             block_size=kv.block_size,
             num_heads=spec.num_heads,
@@ -89,7 +86,7 @@ class NativePagedAttention:
         self._arrays: tuple[np.ndarray | None, ...] = ()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        torch.get_num_threads()  # sets the number of OpenMP threads, in case this thread is new to torch
+        torch.get_num_threads()  # sets this thread's number of OpenMP threads
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])
         kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)
@@ -104,7 +101,7 @@ class NativePagedAttention:
         step.block_table, step.slots = table.ctypes.data, slots.ctypes.data
         drafts = None if meta.num_drafts is None else np.ascontiguousarray(meta.num_drafts, np.int32)
         step.num_drafts = None if drafts is None else drafts.ctypes.data
-        # A reference to the arrays, because the step has pointers to their memory.
+        # Keeps the arrays alive, because the step has pointers to their memory.
         self._arrays = starts, kv_lens, slots, table, drafts
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -126,7 +123,7 @@ class NativePagedAttention:
     def run_layer(
         self, place: int, q: torch.Tensor, rules: LayerRules, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return attention by a layer's rules over the KV at `place` in the pool. `sinks`: [num_heads]."""
+        """Return the attention of `q` over the pool's KV layer `place`. `sinks`: [num_heads]."""
         q, scores = _rows(q), None if sinks is None else sinks.float().contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         failed = self._run_layer(
@@ -144,15 +141,13 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Return the address of the mm_attention_step that `begin` filled. It is valid until the next
+        """Return the address of the mm_attention_step for C++ code. The address is valid until the next
         `begin`.
         """
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address of an array with each layer's KV address. C++ code that calls
-        mm_attention_append and mm_attention_run needs this array.
-        """
+        """Return the address of an array with each layer's KV address, for C++ code."""
         return ctypes.addressof(self._layers)
 
 

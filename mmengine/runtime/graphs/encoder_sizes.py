@@ -1,7 +1,7 @@
-"""Chooses the sizes in which the encoder is captured, and the size in which a call is replayed.
+"""Chooses the sizes for which the encoder's CUDA graphs are captured, and the graph for a call.
 
-A call is padded to the next larger size. A call above the largest size is not replayed: its computation takes
-longer than its launches, so a graph would gain nothing (docs/explanation/decisions/gpu.md).
+A call is padded to the next larger size. Calls above the largest size run without a graph, because their
+kernels take longer than the launches (docs/explanation/decisions/gpu.md).
 """
 
 from bisect import bisect_left
@@ -11,16 +11,16 @@ from mmengine.models.plugin import EncoderSize
 
 MOST_EMBEDS = 512
 STEP = 16  # distance between the smallest sizes, in embeddings
-SEGMENT_EMBEDS = 32  # a size has a segment (frame) for each 32 embeddings; unused segments cost little time
+SEGMENT_EMBEDS = 32  # each size allows one segment (frame) per 32 embeddings
 
-# Reasons why a call is not replayed. These are label values in a metric.
+# Reasons why a call runs without a graph. They are label values in a metric.
 PATCHES = "patches"  # more patches than in the largest size
 SEGMENTS = "segments"  # more segments than in the largest size
 REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """Return 16, 32, 48, 64, then four evenly spaced sizes for each doubling, and `most` as the last size."""
+    """Return 16, 32, 48, 64, then four sizes per doubling, up to `most`, which is the last size."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)
@@ -29,7 +29,7 @@ def embed_sizes(most: int) -> tuple[int, ...]:
 
 
 def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
-    """Return the sizes for at most `budget` embeddings, and at most MOST_EMBEDS, in ascending order."""
+    """Return the sizes up to `budget` or MOST_EMBEDS embeddings, ascending."""
     return [
         EncoderSize(embeds * merge_size**2, max(1, embeds // SEGMENT_EMBEDS))
         for embeds in embed_sizes(min(budget, MOST_EMBEDS))
@@ -37,7 +37,7 @@ def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
 
 
 def size_of(sizes: Sequence[EncoderSize], num_patches: int, num_segments: int) -> EncoderSize | str:
-    """Return the smallest size that fits, or the reason from REASONS why no size fits."""
+    """Return the smallest size that fits, or the reason (PATCHES or SEGMENTS) why none fits."""
     place = bisect_left(sizes, num_patches, key=lambda size: size.num_patches)
     if place == len(sizes):
         return PATCHES

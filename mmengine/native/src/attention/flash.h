@@ -1,10 +1,9 @@
-// Attention of many queries to the keys that each query sees, one block of keys after the other.
+// Flash attention of many queries, one block of keys after the other.
 //
-// A Source provides the inputs: the type T (float, or uint16_t for bfloat16 bits), head_dim(), value_dim(), scoring(),
-// and the numbers queries() and keys(). A query sees the keys [first(query), seen(query)): at least one, and neither
-// end decreases. Keys before first(0) are not read. sink(query) is a score without a value, if has_sinks(). query(i,
-// room) and key(i, room) return a pointer to T [head_dim], in place or copied to `room`. value(i) and out(query) return
-// pointers in place.
+// A Source provides the inputs. T is float, or uint16_t for bfloat16 bits. queries() and keys() are the numbers of
+// queries and keys. A query attends to at least one key, in the range [first(query), seen(query)). The range's ends
+// never decrease from one query to the next. query(i, room) and key(i, room) return T [head_dim]; they may copy the
+// values to `room`. sink(query) is the score of the attention sink, if has_sinks().
 #pragma once
 
 #include <cmath>
@@ -71,7 +70,7 @@ class Flash {
             seen_ + r, has_sinks_};
   }
 
-  // Returns the place in the block from `start` on from which query r's keys are computed, a multiple of kKeyStep.
+  // Returns the first key that query r needs in the block at `start`, relative to `start`, rounded down to kKeyStep.
   int first_place(int r, int start) const {
     return first_[r] > start ? (first_[r] - start) / kKeyStep * kKeyStep : 0;
   }

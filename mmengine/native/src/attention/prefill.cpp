@@ -1,11 +1,11 @@
-// Attention of a prompt chunk's queries to their row of the KV pool.
+// Attention of a prompt chunk over the row's KV blocks.
 #include "attention/flash.h"
 #include "attention/job.h"
 
 namespace mm {
 namespace {
 
-// The inputs of one KV head. The q heads that share it count as consecutive queries of the same token.
+// The inputs of one KV head. The q heads of a token that share this KV head are consecutive queries.
 template <class Value>
 class PagedSource {
  public:

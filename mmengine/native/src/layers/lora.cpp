@@ -1,5 +1,5 @@
-// Low-rank additions. For each chunk of a group's rows, x a^T is computed for all parts first, then the products with
-// b.
+// LoRA additions. For each chunk of rows, x a^T is computed for all parts first, then the products with b. A part is
+// an addition to a range of columns.
 #include "layers/lora.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
 constexpr int kLanes = 16;
 constexpr int kRows = 4;          // rows that share each load of a and b
-constexpr int kSums = 4;          // partial sums of a row over k; the same for any number of rows, as for one row
+constexpr int kSums = 4;          // partial sums of a row over k, the same for any number of rows
 #if defined(__AVX512F__)
 constexpr int kInRegisters = 16;  // how many `Sixteen` sums fit into registers
 #else
@@ -27,8 +27,8 @@ constexpr int kInRegisters = 4;
 constexpr int kRowsOfChunk = 32;
 constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, for the second-level and the first-level cache
 #if defined(__AVX512F__)
-constexpr int kPanels = 1;  // panels that are added to one row at once; with 1, the loads form a single stream
-const bool kFetchesForOne = !kIsAmd;  // whether to prefetch for one row: AMD's hardware does better on a single stream
+constexpr int kPanels = 1;  // panels that are added to one row at once: 1, so that the loads form a single stream
+const bool kFetchesForOne = !kIsAmd;  // whether to prefetch for one row; AMD's hardware prefetches a single stream better
 #else
 constexpr int kPanels = 4;  // hides the latency of additions
 constexpr bool kFetchesForOne = true;
@@ -39,7 +39,7 @@ constexpr bool kDots = true;  // bfloat16 pairs are multiplied directly
 constexpr bool kDots = false;
 #endif
 
-// Returns how many pairs `count` values along k, or along the rank, form.
+// Returns how many pairs of neighbours `count` values form.
 inline int pairs_of(int count) { return (count + 1) / 2; }
 template <bool BF16>
 constexpr int kPairBytes = kLanes * 2 * (BF16 ? 2 : 4);
@@ -60,7 +60,7 @@ struct Sixteen {
   }
 };
 
-// Loads a pair of k as float32.
+// Loads a pair as float32.
 template <bool BF16>
 MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
 #pragma GCC unroll 2
@@ -74,7 +74,7 @@ MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
     }
 }
 
-// Adds a pair of k, with index `pair` in x, to the sums of M rows.
+// Adds the products of M rows of x and a pair of a or b to the sums. `pair`: the pair's index in x.
 template <bool BF16, int M>
 MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int pair, Sixteen (&sums)[M]) {
 #if defined(__AVX512BF16__)
@@ -103,8 +103,7 @@ MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int p
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
-// Prefetches an adapter's data. The data for a layer is one block of memory, every a and then every b, and the next
-// layer's block follows.
+// Prefetches an adapter's data. A layer's data is contiguous: every a, then every b.
 struct Ahead {
   const char *end, *next;
 
@@ -129,7 +128,7 @@ struct Ahead {
   }
 };
 
-// Rows of a group, which one thread computes from x to y.
+// Rows with the same adapter, for one thread.
 struct Chunk {
   const mm_lora* lora;
   const int32_t* rows;
@@ -155,8 +154,8 @@ void copy_row(const char* from, int k, Factor<BF16>* to) {
   if (k % 2) to[k] = 0;
 }
 
-// Stores 16 sums of a row, which are products with a part's a. If b is multiplied as bfloat16 pairs, each sum is stored
-// as two bfloat16: its high bits and, after the high bits of all sums, the remainder.
+// Stores 16 values of x a^T for a row. If b is multiplied as bfloat16 pairs, each value becomes two bfloat16: the
+// rounded value and the remainder. The remainders come after all rounded values.
 template <bool BF16>
 MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   if constexpr (BF16 && kDots) {
@@ -168,7 +167,7 @@ MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   }
 }
 
-// Multiplies M rows of x with 16 rows of a. Computes as many partial sums at a time as fit into registers.
+// Multiplies M rows of x with 16 rows of a. The partial sums stay in registers.
 template <bool BF16, int M>
 MM_INLINE void shrink_block(const char* a, const Factor<BF16>* const (&x)[M], int pairs, const Ahead& ahead,
                             Sixteen (&all_sums)[M]) {
@@ -218,13 +217,13 @@ void shrink(const mm_lora_part& part, int k, const Factor<BF16>* x, int count, c
   for (; row < count; ++row) shrink_rows<BF16, 1>(part, k, x + row * step, ahead, sums + row * width);
 }
 
-// y of a call: bfloat16 if YBF16, else float32; the row stride is in elements.
+// The output y: bfloat16 if YBF16, else float32. The row stride is in elements.
 struct Out {
   char* y;
   int64_t stride;
 };
 
-// Adds P panels of 16 columns to M rows.
+// Adds P panels of 16 output columns to M rows of y.
 template <bool BF16, bool YBF16, int M, int P>
 void expand_block(const mm_lora_part& part, const float* sums, const int32_t* rows, int panel, const Ahead& ahead,
                   const Out& out) {
@@ -269,8 +268,7 @@ void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, in
     expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, ahead, out);
 }
 
-// All additions to one linear layer in a step. Chunks are independent, so threads synchronise only after the last
-// chunk. An adapter's data for the layer is read in address order.
+// All LoRA additions to one linear layer in a step. The chunks are independent.
 struct Call {
   std::vector<Chunk> chunks;
   int64_t work = 0, room_of_thread = 0;  // room: floats per thread

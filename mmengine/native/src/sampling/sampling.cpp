@@ -10,12 +10,12 @@ namespace mm {
 
 namespace {
 
-// Two scores closer than this may have another order if torch computes the logarithms. The logarithms of two libraries
-// differ by less than a tenth of the margin.
+// Two scores that are closer than this may be in another order in torch. The logarithms of two libraries differ by
+// less than a tenth of the margin.
 constexpr float MARGIN = 1e-4f;
 constexpr float MOST_NOISE = 22.9f;
 constexpr float LN2 = 0.6931472f;
-constexpr int FEW = 1 << 15;  // number of values up to which waking a second thread costs more than it saves
+constexpr int FEW = 1 << 15;  // number of values up to which one thread is faster than two
 
 struct Best {
   int32_t token = 0;
@@ -32,8 +32,8 @@ struct Best {
   }
 };
 
-// Returns the Gumbel noise for u = (bits + 1/2) / 2^32, which is rounded to float32 as in gumbel.py. The logarithms are
-// computed in float64, so their errors are negligible beside gumbel.py's.
+// Returns the Gumbel noise for u = (bits + 1/2) / 2^32, rounded to float32 as in gumbel.py. The logarithms have float64
+// precision.
 float noise_of(uint32_t bits) {
   float u = std::min(((float)bits + 0.5f) * 0x1p-32f, 0x1.fffffep-1f);
   return (float)-std::log(-std::log1p(-(double)u));
@@ -65,8 +65,8 @@ bool scale(Row& row, const float* logits, int vocab, float temperature, int* tok
   return true;
 }
 
-// Offers the tokens of a group that may be the best. An upper bound of the noise excludes the others: -log(-log(1 - u))
-// is at most -log(u), which is at most the number of leading zeros of the bits plus one, times log(2).
+// Offers the tokens in a group that may be the best. The noise -log(-log(1 - u)) is at most -log(u), and -log(u) is at
+// most log(2) times (leading zeros of the bits + 1). This bound excludes most tokens without a logarithm.
 void draw_group(const Row& row, int group, float least, const PhiloxKey& key, Best& best) {
   alignas(64) uint32_t bits[GROUP];
   philox_bits(key, group * GROUP, bits);
