@@ -5,7 +5,7 @@
 
 Images are read in the order of their names, with their modification times. The session computes each image on
 arrival, so an answer starts at once. The encoder reads images in pairs, so the last image may wait for the
-next one or for a question. When the session becomes too long, images older than --seconds are dropped.
+next image or for a question. When the session becomes too long, images older than --seconds are dropped.
 """
 
 import argparse
@@ -32,12 +32,14 @@ class Watch:
     def __init__(self, engine: Engine, folder: Path, seconds: float, every: float):
         self._folder, self._seen = folder, set[Path]()
         self._begun = self._last = (
-            0.0  # modification time of the first image, and seconds from it to the last
+            0.0  # the first image's modification time, and the seconds from the first to the last image
         )
         self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
-        """Return session options with room for twice the images, since a session that is cut keeps half."""
+        """Return the session's `length` and `keep`. A session that reaches `length` tokens keeps the newest
+        half.
+        """
         first = next(iter(self._pictures()), None)
         if first is None:
             return {}

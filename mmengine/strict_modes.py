@@ -2,7 +2,7 @@
 
 The rule is OpenSSH's "strict modes", applied to every folder from the root down: a folder belongs to root or
 to the process's user, and no other user can write to the folder. Sticky folders such as /tmp are allowed
-above the opened folder, because only the owner of an entry can move that entry out of a sticky folder.
+above the opened folder, because only the owner can move or delete a folder inside a sticky folder.
 """
 
 import errno
@@ -74,8 +74,8 @@ class _Walk:
     def check(self, *, is_last: bool) -> None:
         """Raise BadModes if another user could change the folder.
 
-        `is_last`: whether the folder is the last on the path. Before the last folder, a sticky folder is
-        allowed, because the next folder's owner is checked too.
+        `is_last`: whether the folder is the last on the path. Before the last folder, sticky folders are
+        allowed.
         """
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):

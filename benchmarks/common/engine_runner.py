@@ -1,6 +1,4 @@
-"""mmengine's side of a comparison: the whole engine, including detokenization and the event log, as users run
-it.
-"""
+"""Runs the whole engine in a comparison, including detokenization and the event log."""
 
 import time
 from collections.abc import Sequence
@@ -43,9 +41,9 @@ class EngineRunner:
     def begin(self, asks: Sequence[Ask], salt: str = "", *, plain: bool = False) -> "Running":
         """Submit `asks` and return the run.
 
-        `salt`: runs with the same salt share caches; without a salt the run is cold. The end-of-sequence
-        token is suppressed in the logits. With `plain` the token may be sampled and is ignored, which saves
-        the time for the suppression.
+        `salt`: runs with the same salt share caches; without a salt the run is cold. Without `plain`, the
+        logits exclude the end-of-sequence token. With `plain`, the engine ignores a sampled end-of-sequence
+        token, which is faster.
         """
         return Running(self.engine, asks, salt or f"cold {next(self._salts)}", plain)
 
@@ -55,8 +53,8 @@ class EngineRunner:
         return [_until_first(self.engine, lambda ask=ask: _submit(self.engine, ask, salt)) for ask in asks]
 
     def first_tokens_of_files(self, image: Path, questions: Sequence[str]) -> list[float]:
-        """Return the seconds to the first token for questions about an image file, one after another. The
-        time includes reading and preparing the image.
+        """Return the seconds to the first token for each question about an image file, asked one after
+        another. Each time includes reading and preparing the image.
         """
         seconds = []
         for question in questions:

@@ -1,7 +1,7 @@
 """Check the whole engine on a device, with heads of 128 values as in real models.
 
-The engine answers greedily with random weights. Its logprobs are compared with those of the plain decoder
-with torch's attention in float32, which computes one request at a time. Not yet run on a GPU.
+The model has random weights and decodes greedily. The reference for the logprobs is a float32 decoder with
+torch's attention, which computes each request separately. Not yet run on a GPU.
 """
 
 import numpy as np
@@ -38,8 +38,8 @@ class Widened(RandomWeights):
 def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:
     """Run `count` prompts together, and compare their answers with the reference.
 
-    The run has prompt chunks, mixed steps, and captured steps if the attention backend supports them. Also
-    returns the backend's name with the number of replayed steps.
+    The run includes chunked prefill, mixed steps, and graph replay if the attention backend supports graphs.
+    Also returns the backend's name with the number of replayed steps.
     """
     shape = wide_shape(num_heads)
     answers, how = greedy_answers(shape, device, dtype, count)
@@ -52,7 +52,7 @@ def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) ->
 def greedy_answers(
     shape: ModelConfig, device: str, dtype: torch.dtype, count: int
 ) -> tuple[list[Answer], str]:
-    """Return the engine's answers (two steps in flight), and the attention's name with the graph counts."""
+    """Return the engine's answers, and the attention backend's name with the graph counts."""
     rng = np.random.default_rng(9)
     lengths = rng.integers(1, LONGEST, count)
     prompts = [rng.integers(3, shape.text.vocab_size, n, dtype=np.int32) for n in lengths]

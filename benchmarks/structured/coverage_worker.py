@@ -1,4 +1,6 @@
-"""A worker process that runs cases on one side, so that a crash or a timeout affects only one case."""
+"""Runs test cases with a grammar engine in a worker process, so that a crash or timeout affects only one
+case.
+"""
 
 import json
 import multiprocessing
@@ -13,14 +15,14 @@ from benchmarks.structured.vocabulary import Vocabulary
 VERDICTS = ("exact", "refused", "over", "under", "crashed")
 BEGIN_S = 120  # maximum time to start a worker, which converts the vocabulary
 TOO_LONG = "took more than"
-MAX_WALKED = 2_000  # maximum mask times kept per answer
+MAX_WALKED = 2_000  # maximum number of mask times stored per answer
 
 
 @dataclass(slots=True)
 class Found:
     """A case's verdict. `why` is the reason for a verdict other than "exact". `reordered` is the number of
-    texts of valid instances that were not accepted in their own key order. `compile_s` and `masks_s` are the
-    times for the first valid instance, measured with a vocabulary.
+    valid texts that were refused in their original key order. `compile_s` and `masks_s` are the times for the
+    first valid instance, measured with a vocabulary.
     """
 
     verdict: str
@@ -103,7 +105,7 @@ class Worker:
             return Found("crashed", f"the process ended with {code}")
 
     def _begin(self) -> None:
-        context = multiprocessing.get_context("fork")  # fork shares the vocabulary that is already read
+        context = multiprocessing.get_context("fork")  # fork shares the loaded vocabulary
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, self._name, self._vocabulary), daemon=True

@@ -1,9 +1,9 @@
 """The interface of block stores: key-value stores that keep KV blocks outside the engine's process.
 
-The engine does not trust a store. It seals each value (`sealed.py`), allocates the buffer before reading, and
-uses only values with a valid seal. A store that hangs, is full, or loses or damages values costs only time,
-which the engine limits with a deadline. Another package declares its store as an entry point in the group
-`mmengine.block_stores`: a callable that takes the settings `block_store_path` and `block_store_bytes`.
+The engine does not trust a store. It adds a header with a digest to each value (`sealed.py`), and uses only
+values whose digest is valid. A store that hangs, or loses or damages values, costs only time. Deadlines limit
+this time. Another package declares its store as an entry point in the group `mmengine.block_stores`. The
+entry point is a callable that takes the settings `block_store_path` and `block_store_bytes`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class BlockStore(Protocol):
         """Return which keys are present. The result may be inexact, because values are not read."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
-        """Store the values. Each value is a sequence of consecutive pieces.
+        """Store the values. Each value is a sequence of buffers to concatenate.
 
         The value for a key never changes. If the key is already present with the same size, the store may
         keep the old value. If the store is full, the store skips the value or evicts another value.
@@ -32,11 +32,11 @@ class BlockStore(Protocol):
         """Read the value of keys[i] into buffers[i] for every i, and return for each key whether the read
         succeeded.
 
-        False: the value is missing or has another size, and the buffer's contents are undefined.
+        False means that the value is missing or has another size. The buffer's contents are then undefined.
         """
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Remove values that proved to be damaged."""
 
     def close(self) -> None:
-        """Release the process's resources. A store that outlives processes keeps its values."""
+        """Release this process's resources. A persistent store keeps its values."""

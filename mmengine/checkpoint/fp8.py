@@ -1,8 +1,8 @@
 """Reads FP8 weights with block scales, as in the `*-FP8` folders of the hub. Does not import torch.
 
 In transformers' `quant_method` "fp8", a matrix `X.weight` of e4m3 values [out, in] comes with a matrix
-`X.weight_scale_inv`: one scale for each block of `weight_block_size` rows and columns. Blocks at the ends may
-be smaller. Despite the name "inv", a weight is its value times its block's scale. Unquantised modules
+`X.weight_scale_inv`: one scale for each block of `weight_block_size` rows and columns. The last blocks may be
+smaller. Despite "inv" in the name, a weight is its value times its block's scale. Unquantised modules
 (`modules_to_not_convert`) have no scales. The scales of stacked experts `X.gate_up_proj` [count, ...] are
 `X.gate_up_proj_scale_inv`, stacked like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
@@ -15,7 +15,7 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.float_values import read_scales
 from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry, tensor_error
 
-ROW_GROUP = 128  # In memory, this many values share a scale if a file has a scale for each row.
+ROW_GROUP = 128  # In memory, a scale per row is repeated for each group with this many values.
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
 _SCALE = "_scale_inv"  # A scale is named like its weight, with this suffix.
@@ -77,7 +77,7 @@ def read_block(fields: Fields, name: str) -> Block:
 
 
 def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | None) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name, where each FP8 matrix and its scales have become one Fp8Entry.
+    """Return the tensors by canonical name. An Fp8Entry replaces each FP8 matrix and its scales.
 
     `block`: the block size from config.json, or None for an unquantised folder. Raises ModelError if a matrix
     or its scales are missing, or do not fit each other. Reads the scales from the files, but no other data.

@@ -1,8 +1,7 @@
-"""Maps a weights file into memory, so that readers use the page cache of the system without a copy.
+"""Maps a weights file into memory, so that readers need no copy of the page cache.
 
-If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader. To
-refuse files that are already truncated, mmengine.checkpoint.tensors compares headers with file sizes before a
-file is mapped.
+If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader.
+mmengine.checkpoint.tensors refuses files that are truncated before they are mapped.
 """
 
 import mmap
@@ -26,10 +25,10 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Unmap the pages that lie wholly within these bytes. Call this method for bytes that are not needed
-        again soon.
+        """Drop the process's pages that lie wholly within these bytes. Call this method for bytes that are
+        not needed again soon.
 
-        The page cache still keeps the file's data as long as memory suffices.
+        The data stays in the page cache as long as memory suffices.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

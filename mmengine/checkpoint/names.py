@@ -14,9 +14,9 @@ _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # A constant that old 
 class TensorNames:
     """Rules that map stored names to canonical names.
 
-    `beginnings`: pairs of a pattern for the beginning of a stored name and its replacement (`text.`,
-    `visual.`, `lm_head.`). A replacement may use the pattern's groups. The first pattern that matches is
-    used. A name without a match stays unchanged.
+    `beginnings`: pairs (pattern, replacement). The first pattern that matches the beginning of a stored name
+    is replaced, for example by `text.`, `visual.` or `lm_head.`. A replacement may use the pattern's groups.
+    A name without a match stays unchanged.
     """
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]

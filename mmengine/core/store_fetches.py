@@ -1,8 +1,7 @@
-"""Calls a block store's client when an event requires it, and sets a deadline for each reply.
+"""Requests blocks from a block store, writes computed blocks, and sets a deadline for each reply.
 
-A request waits for the store twice: first until the store reports which blocks it has, then until the fetched
-blocks arrive. The loop keeps a deadline for each wait, so a wait ends after `fetch_timeout_s` even if the
-store and all its client's threads hang.
+A request waits for the store twice: first for the number of available blocks, then for the fetched blocks.
+Each wait ends after `fetch_timeout_s`, even if the store and all its client's threads hang.
 """
 
 import numpy as np
@@ -17,7 +16,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """The fetches and writes of one engine's loop. `state`: the engine's state."""
+    """Observes an engine's events, and starts its fetches and writes. `state`: the engine's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
@@ -68,9 +67,9 @@ class StoreFetches(Observer):
 
     def release(self) -> None:
         """Start the decided fetches, and write computed blocks to the store. Call this method after the
-        events are committed and before the next step is dispatched, because this step may overwrite blocks.
+        events are committed and before the next step is dispatched. The next step may overwrite blocks.
 
-        A block is not written if its content has changed or was forgotten since it was computed.
+        A computed block is skipped if its content has changed meanwhile.
         """
         computed, self._computed = self._computed, []
         index = self._state.blocks.index

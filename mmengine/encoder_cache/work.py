@@ -1,10 +1,10 @@
-"""Estimates the encoder work for an image or a video. The numbers are integers, so that replays compute the
-logged numbers again.
+"""Estimates the encoder work for an image or a video. The estimates are integers, so that replays reproduce
+the logged numbers.
 
-One unit of work is the time that all encoder layers together need for one patch, without attention. The time
-for attention grows with the square of the number of patches in a frame. In a frame with `even_patches`
-patches, attention takes as long as all other operations together. The unit's duration and `even_patches` are
-measured when a model is loaded (models/vision/tower_cost.py).
+A unit of work is the time to compute a patch in all encoder layers, without attention. The time for attention
+grows with the square of a frame's patch count. In a frame with `even_patches` patches, attention takes as
+long as all other operations. The unit's duration and `even_patches` are measured when a model is loaded
+(models/vision/tower_cost.py).
 """
 
 EVEN_PATCHES = 4096  # default without a measurement

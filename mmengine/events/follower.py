@@ -8,7 +8,7 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, open_segment, segment_paths
 
-NO_SEGMENT = -1  # in place of a segment's first record number: no segment was read yet
+NO_SEGMENT = -1  # no segment was read yet
 
 
 class LogFollower:
@@ -17,7 +17,7 @@ class LogFollower:
 
     If there are no more records, the follower calls `wait`, and ends if `wait` returns False. Incomplete
     bytes at the log's end are read again later, because the writer may complete them. Raises CorruptLog for a
-    missing record, and for damage in a segment that is not the last segment.
+    missing record, and for damage before the last segment.
     """
 
     torn = None  # as in LogReader, but always None: an incomplete end may still become complete

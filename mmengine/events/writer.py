@@ -1,10 +1,10 @@
 """Writes a log, with one `write` call for each commit. The engine commits a step's events before the step has
 any effect outside the process.
 
-On a full disk `os.write` writes only some of the bytes and raises no error. The writer then cuts these bytes
-off, releases its reserve of disk space, and writes again. While the writer uses the reserve or cannot write
-at all, `stalled` returns the reason. New requests are then refused, and running requests continue as long as
-the reserve lasts.
+On a full disk `os.write` writes only some of the bytes and raises no error. The writer then truncates the
+file to the previous commit, releases its reserved disk space, and writes again. While the writer uses the
+reserve or cannot write at all, `stalled` returns the reason. New requests are then refused, and running
+requests continue as long as the reserve lasts.
 """
 
 import errno
@@ -207,11 +207,11 @@ class LogWriter:
             self._footer.add(crc, *rest)
 
     def _write(self, data: bytes) -> None:
-        """Write all bytes in `data`. If OSError is raised, the next call cuts off the bytes that were
-        written.
+        """Write all bytes in `data`. If OSError is raised, the next call first truncates the file to its
+        committed bytes.
 
-        After a failed sync, the bytes are also cut off, and the next commit writes these bytes again. A
-        second sync alone could succeed although the bytes never reached the disk.
+        This also applies to a failed sync, because a second sync could succeed although the bytes never
+        reached the disk.
         """
         self._cut()
         self._torn = True
@@ -224,7 +224,7 @@ class LogWriter:
         self.num_bytes += len(data)
 
     def _cut(self) -> None:
-        """Cut the segment to its committed bytes."""
+        """Truncate the segment to its committed bytes."""
         if self._torn:
             os.ftruncate(self._fd, self._size)
             self._torn = False
@@ -239,8 +239,8 @@ class LogWriter:
     def _open_segment(self) -> None:
         """Begin the next segment. If OSError is raised, the next call tries again.
 
-        The new segment's header is synced to the disk before the previous footer says that a segment follows.
-        If the process is killed between these writes, no segment seems to be missing.
+        The new segment's header is synced before the previous segment's footer announces the new segment.
+        Otherwise a kill between both writes would make a segment seem missing.
         """
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
@@ -276,7 +276,7 @@ class LogWriter:
 
     def tidy(self) -> None:
         """Delete segments beyond the retention, and pack one full segment. Any thread may call this method,
-        but only one at a time. Most calls have nothing to do. After a disk error a later call tries again.
+        but only one at a time. After a disk error a later call tries again.
         """
         now = time.monotonic()
         if now < self._tidy_at or not (self._full.waits_for_packing or self._retention):

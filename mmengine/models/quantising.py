@@ -19,9 +19,7 @@ _MOST_FP8 = 448.0  # The largest e4m3 value.
 
 
 def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
-    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite, or if a value is so
-    large that the group's scale would overflow.
-    """
+    """Quantise floats [m, k] in groups along k. Returns None if a group's scale would not be finite."""
     return _QUANTISERS[coding.form](_groups(rows, coding.group), rows.shape[1])
 
 

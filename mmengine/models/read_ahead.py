@@ -15,8 +15,8 @@ def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
     """Prefetch the files on a thread, one after another, while the context lasts. Files that are already in
     the page cache take almost no time.
 
-    `room`: free memory in bytes. If the files together need more than half of it, nothing is prefetched,
-    because the packed weights would evict the prefetched pages.
+    `room`: free memory in bytes. If the files exceed half this size, nothing is prefetched, because packed
+    weights would evict the prefetched pages.
     """
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux only.

@@ -1,8 +1,8 @@
 """Findings: decisions in a log that break a rule of the state.
 
-The frames, checksums and types of a log can be sound although a decision is impossible. An impossible
-decision is evidence of a bug in the build that wrote the log. Tools show the finding, and continue if the
-state can take the decision.
+A log with valid frames, checksums and types may still contain an impossible decision. Such a decision reveals
+a bug in the build that wrote the log. Tools show the finding, and continue if the decision can be applied to
+the state.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from traceback import walk_tb
 from typing import NamedTuple
 
 MAX_LISTED = 32  # Maximum number of findings that are stored. Further findings are only counted.
-FOLD = "fold"  # The rule's name if the state cannot take a decision and no other rule gives the reason.
+FOLD = "fold"  # The rule's name if a decision cannot be applied and no other rule explains why.
 
 
 class BrokenRule(NamedTuple):
-    """A rule that a decision breaks, checked on the state before the decision.
+    """A rule that a decision breaks.
 
-    `value` and `limit`: the numbers in `text`. `can_fold`: whether the state can take the decision although
-    the rule is broken.
+    `value` and `limit`: the numbers in `text`. `can_fold`: whether the decision can be applied to the state
+    nevertheless.
     """
 
     rule: str
@@ -28,8 +28,8 @@ class BrokenRule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A record whose decision breaks a rule. `is_last`: whether the record cannot be applied to the state, so
-    that tools stop reading before this record.
+    """A record whose decision breaks a rule. `is_last`: whether tools stop before this record, because the
+    record cannot be applied to the state.
     """
 
     rule: str

@@ -1,8 +1,8 @@
 """Holds the LoRA adapters that are loaded on the device, and records which adapter each row uses.
 
-An adapter is read from its files when a row first needs it. With each step, the core's plan says which
-adapters may stay on the device. If the files have changed since the adapter was registered, reading fails,
-because a request names the exact content with which it must be computed.
+An adapter is read from its files when a row first needs it. Each step's plan says which adapters may stay on
+the device. If the files have changed since the adapter was registered, reading fails, because requests name
+an adapter by the digest of its content.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,8 +51,8 @@ class AdapterStore:
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """Return each adapter in the step, with the indices of the adapter's tokens in the batch. Adapters
-        that are not loaded yet are loaded.
+        """Return each adapter in the step, with the indices of the adapter's tokens in the batch. Missing
+        adapters are loaded.
 
         Raises ExecutorFailed for an adapter that cannot be read any more.
         """

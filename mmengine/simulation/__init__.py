@@ -1,4 +1,4 @@
-"""Simulates an engine: the engine's own loop runs a workload from a file with a fake, arithmetic model.
+"""Simulates an engine: the real engine loop runs a workload file with a fake model.
 
     workload (scenario, requests, trace) ──► Driver ──► EngineCore ──► FakeExecutor
                                                │                          │

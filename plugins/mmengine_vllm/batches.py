@@ -1,4 +1,4 @@
-"""Turns many steps' entries into events, and hashes all their token ids in a single batch."""
+"""Converts the entries recorded in many steps to events, and hashes all token ids in a single batch."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,8 @@ def events_of(
 ) -> list[tuple[ev.Event, int, int]]:
     """Return the events for `entries`, in order, each with its step and time.
 
-    Callers must pass each entry exactly once and in order, because `contents` keeps every row's hash state,
-    and `order` the model runner's last batch.
+    Callers must pass each entry exactly once and in order. `contents` tracks every row's hash state, and
+    `order` tracks the model runner's last batch.
     """
     columns = _columns([entry for entry, _, _ in entries if isinstance(entry, Result)], order)
     hashed = [_sums(entry, contents, columns) for entry, _, _ in entries]
@@ -38,9 +38,7 @@ def events_of(
 
 
 def _columns(results: list[Result], order: RunnerOrder) -> _Columns:
-    """Yield each result's rows, the rows in the order of the tokens, and the tokens. The yielded arrays are
-    slices from three shared arrays.
-    """
+    """Yield each result's rows, the rows in token order, and the tokens."""
     rows = intp_of(b"".join([each.rows for each in results]))
     by_runner = intp_of(b"".join([order.rows_of(each) for each in results]))
     tokens = np.frombuffer(b"".join([each.tokens for each in results]), np.int64)

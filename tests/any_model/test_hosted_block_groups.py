@@ -1,4 +1,4 @@
-"""Tests block groups with hosted checkpoints: equal tokens with fewer blocks held."""
+"""Tests block groups with transformers' checkpoints: equal tokens with fewer KV blocks."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PROMPTS = ["the quick brown fox " * 5, "a b c d e f", "the quick brown fox " * 4
 
 
 def answers(folder):
-    """Return the engine's settings, its answers, and the peak number of KV bytes that the rows held."""
+    """Return the engine's settings, its answers, and the peak KV bytes in use."""
     settings = {"max_model_len": 160, "token_budget": 16, "max_num_seqs": 4, "block_size": 4}
     engine = Engine(str(folder), dtype="float32", **settings)
     built = engine.built

@@ -1,5 +1,5 @@
-"""Tests how hosted models choose and read a video's frames, and runs one small model with videos. `make soak`
-runs the video checks of all models (test_contract_whole.py).
+"""Tests how transformers' models choose and read a video's frames, and runs a small model with videos. `make
+soak` runs the video checks for all models (test_contract_whole.py).
 """
 
 import subprocess
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Uniform:
-    """Stands for a video processor that chooses a number of frames, as transformers' base class does."""
+    """A fake video processor that chooses frames as transformers' base class does."""
 
     class valid_kwargs:
         __annotations__ = dict.fromkeys(("num_frames", "fps", "do_sample_frames", "device"))
@@ -134,7 +134,7 @@ def test_frames_with_too_many_pixels_are_refused_before_they_are_decoded(monkeyp
 
 
 def test_positions_depend_on_the_interval_and_on_the_run_s_modality():
-    """Compare with transformers' positions for a video of 2 x 2 x 2 embeddings, and an image."""
+    """The positions for a video and an image equal transformers' positions."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Runs the command in this process, or in a separate process if a test depends on process boundaries."""
+"""Runs the mmengine command in this process or in a separate process."""
 
 import json
 import logging
@@ -19,11 +19,10 @@ HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance", "xgra
 
 def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
     """Run the command in this process and return its exit code and its output, including output from native
-    code. `env`: the command's complete environment. Afterwards this process's arguments, environment, folder,
-    thread count and logging settings are restored.
+    code. `env`: the command's complete environment. Process-wide settings are restored afterwards.
     """
     torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
-    # Removes pytest's handlers, which a separate process would not have.
+    # A separate process would not have pytest's handlers.
     handlers, logging.root.handlers = logging.root.handlers, []
     before = sys.argv, dict(os.environ), os.getcwd(), torch and torch.get_num_threads()
     sys.argv = ["mmengine", *map(str, arguments)]
@@ -116,8 +115,8 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_clis(commands, cwd) -> list[subprocess.CompletedProcess]:
-    """Run commands one after another in one separate process, whose folder is `cwd`. For each result,
-    `loaded` returns the heavy modules that were imported so far.
+    """Run commands one after another in a single separate process in `cwd`. For each result, `loaded` returns
+    the heavy modules that were imported so far.
     """
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Tests that a batch with the embedded checkpoint survives kill -9 at random times. After a restart with the
-same command, each request has one answer, with the same tokens as in an undisturbed run.
+"""Tests that a batch survives kill -9 at random times. After a restart, each request has a single answer,
+with the tokens from an undisturbed run.
 """
 
 import json
@@ -33,9 +33,7 @@ FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
 def write_requests(folder, num_requests):
-    """Write requests with texts and images, greedy and seeded sampling, several answers, logprobs, stop
-    strings, grammars, and invalid lines.
-    """
+    """Write requests with various inputs and options, and invalid lines."""
     for number in range(3):
         pixels = np.random.default_rng(number).integers(0, 255, (64, 96, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -62,8 +60,8 @@ def run(folder, *arguments):
 
 
 def answers(path):
-    """Return a dict from custom_id (or the error, if the id is null) to the answer, without the fields that a
-    crash may change.
+    """Return the answers by custom_id (by error if the id is null), without the fields that a crash may
+    change.
     """
     found = {}
     for line in path.read_text().splitlines():
@@ -95,7 +93,7 @@ def log_size(log):
 
 
 def kill_at_random(command, folder, log, rng):
-    """Start the command, kill its process a random time after the log has grown, and return the exit code."""
+    """Start the command, kill it a random time after the log has grown, and return the exit code."""
     before, deadline = log_size(log), time.monotonic() + START_S
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     while process.poll() is None and log_size(log) == before and time.monotonic() < deadline:
@@ -136,9 +134,7 @@ def check_killed(undisturbed, seed, kills, how=()):
     "seed, kills, how", [pytest.param(1, 4, (), marks=pytest.mark.soak), (2, 3, DRAFTED)]
 )
 def test_a_batch_survives_kills(undisturbed, seed, kills, how):
-    """Kills at random times do not change the answers. With a draft head and automatic draft lengths
-    (DRAFTED), the answers also equal those of the undisturbed run, which has no draft head.
-    """
+    """Kills at random times do not change the answers, with and without a draft head."""
     check_killed(undisturbed, seed, kills, how)
 
 

@@ -1,5 +1,5 @@
-"""Tests sharded batches: other processes resume a killed process's shard with its partial answers, and
-answers to other request files are refused.
+"""Tests sharded batches: another process resumes the shard after a kill, and answers to other request files
+are refused.
 """
 
 import json
@@ -95,9 +95,7 @@ def test_shards_split_the_lines_and_share_ids(tmp_path):
 
 
 def echoed(folder, *texts):
-    """Write a request file with these texts, answer its two shards in one process, and return the answers in
-    order.
-    """
+    """Answer requests with these texts in two shards, and return the answers in order."""
     requests_of(folder, texts)
     assert run(folder, Shard(0, 2)) == 0
     answers = {json.loads(line)["custom_id"]: json.loads(line)["text"] for line in lines_of(folder)}
@@ -137,9 +135,7 @@ def test_answers_of_another_batch_beside_a_log_are_refused(tmp_path):
 
 
 def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
-    """Another process has just begun the shard: the log has no manifest yet, and the answer file is from an
-    earlier batch.
-    """
+    """Another process has just begun the shard, so its log has no manifest yet."""
     requests_of(tmp_path, ["aa", "bb"])
     shards = Shards(tmp_path / "requests.jsonl", tmp_path / "answers.jsonl", tmp_path / "logs", Shard(0, 2))
     log, held = shards.log_of(Shard(0, 2)), []
@@ -147,7 +143,7 @@ def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
     begin_log(log)
 
     def asked(folder):
-        """Return False only on the first call, as if a process took the lock after that call."""
+        """Return False only on the first call, as if another process then took the lock."""
         found = bool(held)
         held.append(folder)
         return found

@@ -1,6 +1,4 @@
-"""Helpers to build a small engine with the simulated executor, for scenarios that a reader can follow
-by hand.
-"""
+"""Builds a small engine with the simulated executor, for scenarios that a reader can follow by hand."""
 
 import numpy as np
 
@@ -14,9 +12,7 @@ from tests.core.workloads import check_invariants
 
 
 def settings_of(**settings) -> EngineConfig:
-    """Return settings with 64 usable blocks of 4 tokens. By default all other limits are too large to
-    matter.
-    """
+    """Return settings with 64 usable blocks, each with 4 tokens. Other limits are too large to matter."""
     values = {
         "max_num_seqs": 4,
         "token_budget": 64,
@@ -31,8 +27,8 @@ def settings_of(**settings) -> EngineConfig:
 
 
 def request(name: str, prompt: int | list[int], *, max_tokens: int = 4, media=(), **fields) -> Request:
-    """Return a request. `prompt`: token ids, or their number. With a number, requests with different
-    names have different tokens.
+    """Return a request. `prompt`: token ids, or their number. With a number, the token ids depend on the
+    name.
     """
     if isinstance(prompt, int):
         first = 10 * (1 + sum(name.encode()))
@@ -55,8 +51,8 @@ def ints(column: bytes | None) -> list[int] | None:
 
 
 class Bench:
-    """An engine that a test runs step by step. `tokens` and `ends`: each request's tokens and its (finish
-    reason, detail) so far.
+    """An engine that a test runs step by step. `tokens`: each request's tokens so far. `ends`: (finish
+    reason, detail) for each finished request.
     """
 
     def __init__(self, *, executor=None, fault=None, eos_in=0, sink=None, clock=None, **settings):

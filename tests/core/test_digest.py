@@ -1,4 +1,4 @@
-"""Tests that checkpoints show the column, the request and the row in which two states differ."""
+"""Tests that state digests name the column, request and row in which two states differ."""
 
 import numpy as np
 import pytest

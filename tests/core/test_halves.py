@@ -1,4 +1,6 @@
-"""Tests steps that a host drives in two halves, with drafts that arrive after the step's result."""
+"""Tests a HostDrivenCore, which begins and finishes a step in separate calls. Drafts arrive after the step's
+result.
+"""
 
 import numpy as np
 import pytest

@@ -1,9 +1,9 @@
 """Kill an engine's process before, in or after a write to its log, its store or its files.
 
 A kill point is `WHERE SIDE NUMBER`. WHERE is the kind of write, named by its calling functions. SIDE is
-`before`, `in` or `after`. NUMBER counts the writes of this kind from 1, since the process began or the plan
-was written. The process dies at the first point in the file `FOLDER/plan`. It removes this point from the
-file before it dies. It appends the WHERE of each write as a line to `FOLDER/trail`.
+`before`, `in` or `after`. NUMBER counts these writes from 1, since the plan was read. The process dies at the
+first point in the file `FOLDER/plan`, and first removes this point from the file. Each write's WHERE is
+logged in `FOLDER/trail`.
 """
 
 import os
@@ -19,7 +19,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class Faults:
-    """The faults of this process. Call `install` once, before anything is written."""
+    """Injects the planned kills into this process. Call `install` once, before anything is written."""
 
     def __init__(self, folder):
         self._plan, self._path = folder / "plan", folder / "trail"
@@ -57,7 +57,7 @@ class Faults:
         return watched
 
     def _reached(self, where):
-        """Return the side of this write on which the process must die, or None."""
+        """Return when the process must die (before, in or after this write), or None."""
         try:
             written_ns = self._plan.stat().st_mtime_ns
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class Faults:
 
 
 def _place(name):
-    """Return the kind of write: the innermost function of mmengine that makes it, and its caller in mmengine.
+    """Return the kind of write, named by the innermost two mmengine functions on the stack.
 
     Returns None for a write by other code.
     """

@@ -1,4 +1,4 @@
-"""Long tests of the answer store: many random walks, many kills, and a server that ends at each commit."""
+"""Long tests of the answer store: random operations, many kills, and a server that ends at each commit."""
 
 import asyncio
 import random
@@ -79,7 +79,7 @@ def test_a_server_that_ends_at_a_commit_keeps_acknowledged_data(tmp_path, where,
             assert len(await store.unfinished()) == (count in (0, 2, 4))
         elif count < 6:
             assert len(await store.ids()) == [0, 1, 1, 2, 2, 3][count]
-        # Repeating a call is no error: a client whose server ended here repeats it.
+        # Repeating a call is no error, because a client repeats its call after a restart.
         for name in ("one", "two", "three"):
             await store.begin(name, "a", 1, b"asked", {name * 8: name.encode() * 99})
             await store.put(name, "a", 1, b"asked", name.encode() * 500)

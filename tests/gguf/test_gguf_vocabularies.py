@@ -1,8 +1,7 @@
 """Tests GGUF tokenizers with the real vocabularies of Qwen, Llama 3, StarCoder, GPT-2 and SmolLM.
 
 The expected ids come from llama.cpp's test cases, which were computed with the models' original tokenizers.
-For random texts, the ids are compared with those of the tokenizer that transformers reads from the same GGUF
-file.
+For random texts, the expected ids come from transformers' tokenizer for the same GGUF file.
 """
 
 import json
@@ -46,9 +45,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without the
-    corrections, the tokenizer fails two cases from llama.cpp, because the tokenizer does not split digits
-    first, and merges pieces that are already tokens.
+    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without them,
+    two cases from llama.cpp fail: digits are not split first, and merges apply to text that is already a
+    token.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
@@ -63,8 +62,8 @@ def theirs(name) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_random_texts_beside_transformers(name):
-    """The ids equal those of transformers' tokenizer, and decode to the text. Qwen's texts are normalised
-    (NFC) before encoding, because GGUF files do not record that Qwen's tokenizer.json normalises.
+    """The ids equal transformers' ids, and decode to the text. Qwen's texts are normalised (NFC) first,
+    because transformers' tokenizer from the GGUF file does not normalise.
     """
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
@@ -116,8 +115,8 @@ def test_special_tokens(name, count, special):
 
 
 def test_qwens_ids_without_a_token():
-    """The converter added padding tokens to the file, for 290 embedding rows that no token uses. No text may
-    be encoded to a padding token's id.
+    """The converter added padding tokens for embedding rows without a token. No text may be encoded to a
+    padding token.
     """
     tokenizer, _ = ours("qwen2")
     assert tokenizer.id_to_token(151_646) is None

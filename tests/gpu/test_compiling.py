@@ -1,4 +1,4 @@
-"""Test that the Triton kernels compile for real GPUs. Triton's compiler needs no GPU for that."""
+"""Test that the Triton kernels compile for real GPUs. The test itself needs no GPU."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SPILLED_BYTES = 160  # most bytes that a thread may spill, as much as 40 of its 255 registers
+SPILLED_BYTES = 160  # most bytes that a thread may spill (40 registers)
 
 
 @pytest.mark.parametrize("words, count", [(["--newest"], 23), pytest.param([], 46, marks=pytest.mark.soak)])

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REPO = "acme/tiny-1B"
-LARGE = 1024  # Files from this size on are listed with a hash, like files in Git LFS.
+LARGE = 1024  # Files with at least this many bytes are listed with a hash, like files in Git LFS.
 CHANGED = 1_600_000_000  # Each file's modification time.
 
 
@@ -24,7 +24,7 @@ class FakeHub:
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
-    cut_after: dict[str, int] = field(default_factory=dict)  # Cut the response after this many bytes, once.
+    cut_after: dict[str, int] = field(default_factory=dict)  # Truncate the response to this many bytes, once.
     always_cut: bool = False
     sent: dict[str, bytes] = field(default_factory=dict)  # Wrong bytes to send for a file.
     gone: set[str] = field(default_factory=set)  # Files that are listed but cannot be fetched.

@@ -64,7 +64,7 @@ def test_only_files_that_the_engine_reads_are_fetched(name, hub):
 
 
 def test_a_single_file_is_preferred_to_an_index(name, hub):
-    """The weights that are fetched are the files that `weight_files` chooses in the folder."""
+    """Only the files that `weight_files` chooses are fetched."""
     hub.revisions["main"]["model.safetensors"] = WEIGHTS[:1000]
     folder = fetch_model(name)
     assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
@@ -244,7 +244,7 @@ def test_modelscope_without_its_client_tells_what_to_install(monkeypatch):
 
 
 def test_a_mirror_is_named_by_the_environment(tmp_path):
-    """The test runs in a new process, because the client reads HF_ENDPOINT when it is imported."""
+    """The client reads HF_ENDPOINT on import, so the test needs a new process."""
     with running(FakeHub({"main": WHOLE})) as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         code = f"from mmengine.models.loader import resolve_folder; print(resolve_folder({REPO!r}))"

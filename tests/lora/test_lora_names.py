@@ -1,6 +1,4 @@
-"""Tests adapter names: which adapter a name refers to, and from which folder the adapter's content is
-read.
-"""
+"""Tests which adapter a name refers to, and from which folder the adapter is read."""
 
 import asyncio
 import shutil
@@ -65,7 +63,7 @@ def test_reloading_the_same_content_changes_its_folder(engine, tmp_path):
 
 @contextmanager
 def gone_on(folder, after, loras=None, place="old"):
-    """Resume an engine that was killed during an answer with the adapter `mine`.
+    """Kill an engine during an answer with the adapter `mine`, and yield the resumed engine.
 
     `after`: called with the engine during the answer. `loras`: the adapters given to the resumed engine.
     `place`: the name that the adapter's folder has after the restart.
@@ -85,7 +83,7 @@ def gone_on(folder, after, loras=None, place="old"):
 
 
 def answer_of(engine):
-    """Return the resumed request's answer, and check that afterwards the engine keeps only named adapters."""
+    """Return the resumed request's answer, and check that only named adapters remain."""
     engine.requests.resume("asked")
     (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
     assert not engine.built.core.state.adapters.nameless
@@ -126,7 +124,7 @@ def test_a_request_whose_adapter_is_gone_names_its_folder(tmp_path):
 
 
 def test_concurrent_loads_are_read_in_sequence(tmp_path):
-    """Adapters are read one at a time, even if the client that requested a load disconnects meanwhile."""
+    """Adapters are read in sequence, even if the client disconnects during a load."""
     reading = []
 
     async def asked():

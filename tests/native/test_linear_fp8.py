@@ -1,5 +1,5 @@
-"""Tests that FP8 layers give the same bits as bfloat16 layers with the dequantised weights, for each
-instruction set that this CPU has.
+"""Tests that FP8 layers compute the same bits as bfloat16 layers with dequantised weights, for each
+instruction set of this CPU.
 """
 
 import pytest
@@ -14,9 +14,8 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 def drawn(n, k, group, shared):
     """Return random codes [n, k] and scales [n, ceil(k / group)].
 
-    All codes occur except NaN; subnormals occur only in the last two thirds of k. Scales have both signs.
-    With `shared`, all rows in a half of the weight have the same scales; otherwise each row has its own
-    scales.
+    Codes are never NaN, and never subnormal in the first third of k. Scales have both signs. With `shared`,
+    the rows in each half of the matrix share scales; otherwise each row has its own scales.
     """
     random = torch.Generator().manual_seed(n * k)
     codes = torch.randint(0, 256, (n, k), generator=random).to(torch.uint8)
@@ -54,9 +53,7 @@ def test_bits_equal_the_dequantised_layer(library, group, shared, gate_up):
 
 
 def test_every_code_is_its_value(library):
-    """Multiplying with unit rows gives the value of each code, including subnormals. The sign of zero is not
-    compared.
-    """
+    """The product with a unit matrix contains each code's value, including subnormals."""
     codes = torch.arange(256).to(torch.uint8).repeat(32, 1)
     codes[codes & 0x7F == 0x7F] = 0
     held = PackedLinear(library, ChunkedCodes(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))

@@ -23,9 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def without_a_compiler(monkeypatch, tmp_path):
-    """Set an empty cache folder and a PATH without programs. Yields an empty folder, from which the library
-    loads a wheel's kernels.
-    """
+    """Set an empty cache folder and a PATH without programs. Yields an empty kernel folder."""
     monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
@@ -69,7 +67,7 @@ def ran(*command, **options):
 
 @pytest.fixture
 def clone(tmp_path):
-    """Return a clone of the repository, which has no build products."""
+    """Return a clone of the repository, without build products."""
     ran("git", "clone", "-q", str(ROOT), str(tmp_path / "clone"))
     return tmp_path / "clone"
 
@@ -106,7 +104,7 @@ def demo(python, folder, **variables):
 
 
 def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
-    """The wheel is built without kernels, so that the test needs no compilation."""
+    """To save time, the wheel is built without kernels."""
     wheels, bare = tmp_path / "dist", os.environ | {"MMENGINE_WHEEL_ISAS": ""}
     how = ("--no-deps", "--no-build-isolation", "-q", "-w", str(wheels))
     ran(sys.executable, "-m", "pip", "wheel", *how, str(clone), env=bare)
@@ -123,9 +121,7 @@ def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
-    """The wheel works in a new virtual environment without a compiler, and the sdist contains the kernels'
-    sources.
-    """
+    """The wheel works without a compiler, and the sdist contains the kernels' sources."""
     ran(sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(clone))
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")

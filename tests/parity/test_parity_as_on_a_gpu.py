@@ -1,4 +1,4 @@
-"""Tests a GPU's code path on a CPU: fused decoder operations, packed images, and the Triton sampling kernels.
+"""Tests the GPU code path on a CPU: fused decoder operations, packed images, and Triton sampling kernels.
 
 The tokens equal those of `generate`, and sampled tokens equal those of the CPU sampler.
 """

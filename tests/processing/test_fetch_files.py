@@ -99,9 +99,7 @@ def test_no_link_is_followed(root, tmp_path):
 
 
 def test_a_folder_that_becomes_a_link_leads_nowhere(root, tmp_path):
-    """The media folder is replaced by a link after it was opened; its descriptor still refers to the first
-    folder.
-    """
+    """If a link replaces the open media folder, the descriptor still refers to the original folder."""
     files = LocalFiles(root)
     os.rename(root, tmp_path / "moved")
     os.symlink(tmp_path, root)

@@ -114,7 +114,7 @@ def _fixed(texts: dict[str, str]) -> Iterator[str]:
 
 def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]]:
     """Yield key, path, name, value and description for each fixed limit. A key is `path:NAME` for a single
-    constant, or the path of a file or folder for all its constants.
+    constant, or a file's or folder's path for all its constants.
     """
     for file in code_size.sources(("mmengine", "plugins")):
         path = file.relative_to(ROOT).as_posix()
@@ -134,8 +134,8 @@ def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]
 
 
 def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
-    """Return an arithmetic expression's value. Return None for any other expression. `names`: values of
-    constants assigned earlier.
+    """Return an arithmetic expression's value, or None for any other expression. `names`: constants assigned
+    earlier.
     """
     match node:
         case ast.Constant(value=int() | float() as value):
@@ -152,7 +152,7 @@ def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
 
 
 def comment(lines: list[str], line: int) -> str:
-    """Return the comment at a line's end or, if there is none, the comment lines above the line."""
+    """Return the comment at a line's end, or else the comment lines above the line."""
     _, found, text = lines[line - 1].partition("  # ")
     above = line - 1
     while not found and above > 0 and lines[above - 1].strip().startswith("# "):
@@ -162,8 +162,8 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def _description(name: str, text: str) -> str:
-    """Return a sentence that describes a constant. The comment itself is the sentence, unless the comment
-    only continues the words in the constant's name, as "of a message" does.
+    """Return a sentence that describes a constant: its comment. A comment such as "of a message" continues
+    the constant's name, so the name is put first.
     """
     words = name.removeprefix("MAX_").lower().replace("chars", "characters").split("_")
     said = f"Maximum {'number of ' if words[-1].endswith('s') else ''}{' '.join(words)}"

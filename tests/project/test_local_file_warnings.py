@@ -1,5 +1,5 @@
-"""Tests that README, SECURITY, the architecture page, an example and the public docstrings warn about file
-paths in untrusted messages: by default the engine reads these files.
+"""Tests that documents and public docstrings warn about file paths in untrusted messages. By default the
+engine reads these files.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Creates tiny random checkpoints of the hybrid family, and returns them as transformers' models."""
+"""Creates tiny random Qwen3.5 checkpoints, and returns them as transformers' models."""
 
 import json
 import shutil
@@ -49,8 +49,8 @@ VISION = {
 def lively(model):
     """Set random weights that generate varied tokens, and return the model.
 
-    Subtracts 1 from the weights of norms that add 1 to them, and sets decays with which a recurrent state
-    keeps some values and forgets others.
+    Subtracts 1 from norm weights to which the model adds 1. The decays let a recurrent state keep some values
+    and forget others.
     """
     make_lively(model)
     with torch.no_grad():

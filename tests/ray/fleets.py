@@ -1,4 +1,4 @@
-"""A fleet on Ray for tests: HTTP clients, the live replicas, and Ray's memory use."""
+"""Helpers for tests with Ray Serve: HTTP clients, live replicas, and memory use."""
 
 import asyncio
 import base64
@@ -75,9 +75,7 @@ def picture(number):
 
 
 def body_of(number):
-    """Return the request body for stream `number`. The number selects an image, a response format, several
-    choices, penalties or logprobs, and greedy or random sampling.
-    """
+    """Return the request body for stream `number`. The number selects the options."""
     content = [{"type": "text", "text": f"Question {number}: what do you see?"}]
     if number % 3 == 0:
         content.insert(0, {"type": "image_url", "image_url": {"url": picture(number)}})
@@ -99,8 +97,8 @@ def body_of(number):
 
 
 async def told(client, port, number):
-    """Send request `number`, and return the deltas that the client received, keyed by choice index. Raises
-    AssertionError for an invalid answer.
+    """Send request `number`, and return the received deltas by choice index. Raises AssertionError for an
+    invalid answer.
     """
     said = {}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
@@ -144,8 +142,8 @@ async def replicas(count, app="default", limit_s=120):
 
 
 def memory_mb(pid=None):
-    """Return (resident memory in MB, command) for each descendant of process `pid`, largest first. None: this
-    process.
+    """Return (resident memory in MB, command) for each descendant process, largest first. `pid`: the ancestor
+    (None: this process).
     """
     found, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):

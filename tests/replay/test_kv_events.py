@@ -1,4 +1,4 @@
-"""Tests the KV events exported from a log. A test router decodes them with vLLM's schema."""
+"""Tests the KV events exported from a log. A test router decodes the events with vLLM's schema."""
 
 import msgspec
 import numpy as np
@@ -65,8 +65,7 @@ class Router:
                     self.texts.clear()
                 case BlockRemoved(block_hashes=hashes):
                     for each in hashes:
-                        # A KeyError here means that the removal was published twice or the block was never
-                        # stored.
+                        # Raises KeyError if the block is not stored.
                         del self.texts[each]
                 case BlockStored():
                     self._store(event)

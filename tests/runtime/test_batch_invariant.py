@@ -1,6 +1,4 @@
-"""Tests of batch_invariant: a request has the same tokens and logprobs alone and in any batch, bit by bit,
-however its tokens are spread over steps.
-"""
+"""Tests of batch_invariant: in any batch, a request has the same tokens and logprobs as alone, bit by bit."""
 
 import random
 from dataclasses import replace
@@ -28,14 +26,13 @@ from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
-# Settings under which requests run together. They cover small token budgets and blocks, chunks with one
-# token, two steps in flight, drafts, and pools so small that requests are preempted.
+# Settings under which requests run together, with chunked prefill, steps in flight, drafts and preemption.
 COMPANIES = (
     {"token_budget": 23, "block_size": 4, "num_blocks": 65, "admission_reserve": "none", "max_num_seqs": 20},
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
     {"token_budget": 64, "num_blocks": 18, "swap_blocks": 17, "preempt_mode": "swap", "spec": "ngram"},
 )
-PLAIN = SimpleNamespace(attention=())  # a model without layers that need more than causal attention
+PLAIN = SimpleNamespace(attention=())  # a model with causal attention only
 ON_A_GPU = SimpleNamespace(device=CudaDevice())
 DRAWN = {"temperature": 2.0, "top_k": 40, "top_p": 0.9}
 
@@ -88,7 +85,7 @@ def test_other_requests_change_no_bit(asked, dtype, alone, company):
 
 
 def test_without_batch_invariance_bits_may_change(asked):
-    """If bits never changed, the tests above would prove nothing."""
+    """Without this difference, the tests above would prove nothing."""
     one, other = (bits(asked, "float32", batch_invariant=False, **each) for each in (ALONE, COMPANIES[0]))
     assert one != other
 

@@ -1,4 +1,4 @@
-"""KV events over ZeroMQ: batches in vLLM's frames, and replies to clients that request earlier batches."""
+"""Tests KV events over ZeroMQ: batches in vLLM's frames, and replays for clients."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """Run a publisher on a thread, and yield a subscriber socket and a socket for requests."""
+    """Run a publisher on a thread, and yield a subscriber socket and a socket for replay requests."""
     monkeypatch.setattr(publisher_of, "MAX_RECENT", 3)
     publisher, over = (
         publisher_of.KvPublisher(tmp_path, ANYWHERE, ANYWHERE, "kv@pod@model"),
@@ -94,7 +94,7 @@ def test_published_batches_follow_the_log_and_can_be_requested_again(bench, serv
 
 @pytest.fixture
 def core(tmp_path, monkeypatch):
-    """Yield an engine core that keeps only the newest part of its log."""
+    """Yield an engine core with log retention."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
     config = settings_of(log_retain_bytes=15_000)
     core = open_log(tmp_path, Resume(), config, reserve_bytes=0).core(config, SimulatedExecutor(config), {})
@@ -112,12 +112,12 @@ def answer(core, numbers: range) -> None:
 
 
 def told(payload: bytes):
-    """Return a batch's events without the time, whose offset to the time of day differs by segment."""
+    """Return a batch's events without the time, which differs between segments."""
     return msgspec.msgpack.decode(payload)[1]
 
 
 def tidy(core, folder) -> None:
-    """Wait until the log has lost its beginning."""
+    """Wait until retention deletes the log's beginning."""
     until = time.monotonic() + 20
     while not LogReader(folder).first_sequence:
         assert time.monotonic() < until
@@ -168,7 +168,7 @@ def test_a_request_during_retention_gets_the_rest_and_the_end(bench, served, tmp
 
 
 class Dripping:
-    """A ROUTER whose receiver always reads another message just before its time limit."""
+    """A ROUTER socket with a slow receiver."""
 
     def __init__(self, drip_s: float):
         self.drip_s, self.num_sent = drip_s, 0

@@ -1,4 +1,4 @@
-"""`stream_chat`: the chunks from Engine and AsyncEngine add up to the result of `chat`."""
+"""Tests that the chunks from `stream_chat` add up to the result from `chat`."""
 
 import asyncio
 

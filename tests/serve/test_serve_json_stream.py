@@ -1,6 +1,4 @@
-"""`stream_json` yields values during an answer: no value contradicts an earlier value, and the last value is
-complete.
-"""
+"""Tests `stream_json`: values grow during an answer, and the last value is complete."""
 
 import asyncio
 import errno

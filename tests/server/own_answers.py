@@ -40,8 +40,8 @@ def _validator(reference):
 
 
 def check_own(path, method, status, headers, body):
-    """Check an answer. `body`: the text of a stream, otherwise the decoded JSON. A route that the document
-    lacks may only return an error.
+    """Check an answer. `body`: a stream's text, or decoded JSON. A route that the document lacks may only
+    return an error.
     """
     path = path.partition("?")[0]
     path = next((name for pattern, name in _NAMED if pattern.fullmatch(path)), path)
@@ -72,7 +72,7 @@ def check_own(path, method, status, headers, body):
 
 
 def _check_named(item, body):
-    """Check each event against the schema with its name."""
+    """Check each event against the schema for the event's name."""
     shapes = dict(zip(item["event"]["enum"], item["data"]["contentSchema"]["anyOf"], strict=True))
     for name, event in named_events(body):
         _validator(shapes[name]["$ref"]).validate(event)

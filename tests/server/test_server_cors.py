@@ -49,7 +49,7 @@ def test_other_origins_get_no_permission(server, origin):
 
 
 def test_a_public_page_may_call_a_server_in_a_private_network(server):
-    """Chromium adds this header to a preflight to a private address. A refusal would fail the whole call."""
+    """Chromium adds this header to a preflight to a private address."""
     asked = {"access-control-request-private-network": "true"}
     status, headers = preflight(server, PAGE, **asked)
     assert status == 200 and headers["access-control-allow-private-network"] == "true"
@@ -57,7 +57,7 @@ def test_a_public_page_may_call_a_server_in_a_private_network(server):
 
 
 def test_scripts_may_read_the_headers_that_clients_use():
-    """OpenAI's client for browsers reads x-should-retry, without which it repeats calls in vain."""
+    """Without x-should-retry, OpenAI's browser client repeats calls in vain."""
     assert {"x-should-retry", "retry-after", "x-request-id", "content-disposition"} <= set(EXPOSED)
 
 

@@ -19,9 +19,7 @@ def full(self, data):
 
 
 def told(server):
-    """Return the status of /health and /health/ready, which must agree, and the reasons. /health/live must
-    return 200.
-    """
+    """Return the status and the reasons from /health/ready, and check the other health routes."""
     assert server.call("/health/live")[0] == 200
     while True:  # Repeated if the state changes between two calls.
         status, headers, found = server.call("/health/ready")
@@ -34,7 +32,7 @@ def told(server):
 
 
 def refused(server, reason):
-    """Check that a call is refused with the reason, and that the metric mmengine_ready is 0."""
+    """Check that a call is refused with this reason, and that the metric mmengine_ready is 0."""
     status, headers, found = server.chat("more")
     assert (status, found["error"]["code"]) == (503, "not_ready") and reason in found["error"]["message"]
     assert int(headers["retry-after"]) >= 5

@@ -1,5 +1,5 @@
-"""Tests of calls that are repeated after a disconnect or a restart of the server. The repeated call gets the
-answer from its beginning.
+"""Tests calls that a client repeats after a disconnect or a server restart. The repeated call gets the whole
+answer.
 """
 
 import http.client
@@ -41,9 +41,7 @@ class Leaving(SlowEcho):
 
 
 def begin(one, body, headers=None, path=CHAT):
-    """Send a call and return the connection, once the call's request runs and a stream has sent its first
-    line.
-    """
+    """Send a call, wait until its request runs, and return the connection. A stream's first line is read."""
     before = set(one.engine._open.running)  # Requests that were just answered may still be in this set.
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
@@ -65,7 +63,7 @@ def deltas(text):
 
 
 def is_unattended(one, name):
-    """Return whether the server keeps the call although no client reads the answer."""
+    """Return whether the call continues without a client."""
     return [call.is_live for call in one.app.calls.detached_calls() if call.request_id == name] == [False]
 
 
@@ -148,8 +146,8 @@ def going_on(log, **settings):
 
 @pytest.fixture
 def left(tmp_path):
-    """A function that sends the given bodies to a server, stops the server before the answers end, and
-    returns the log.
+    """Return a function that sends bodies to a server, stops the server before the answers end, and returns
+    the log.
     """
 
     def leave(*bodies, headers=None):
@@ -191,7 +189,6 @@ def test_a_broken_stream_is_repeated_from_its_start(left):
 
 @pytest.mark.parametrize("ends", ["killed while it streams", "answered before", "stored before"])
 def test_a_stream_of_several_choices_is_repeated_byte_for_byte(tmp_path, ends):
-    """The repeated stream has the choices' deltas in the order in which the first stream had sent them."""
     log, few_rows = tmp_path / "log", {"max_num_seqs": 2}
     body = asked("three choices, and rows for two " * 3, n=3, stream=True, request_id="three")
     storage = {"log": log} if ends == "stored before" else None
@@ -282,8 +279,8 @@ def test_a_stopped_engine_is_reported_after_all_output(stream, monkeypatch):
 
 
 def test_a_partly_logged_call_is_completed(tmp_path, monkeypatch):
-    """The process died after it had logged only the first of a call's two requests. The repeated call
-    continues the first request and submits the second.
+    """The process died when only the first request was logged. The repeated call continues the first request
+    and submits the second.
     """
     body, headers = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}, {"x-request-id": "mine"}
     submit, died = Admission._submit, tmp_path / "died"

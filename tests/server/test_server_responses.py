@@ -1,5 +1,5 @@
 """Tests of /v1/responses. `served` checks all answers and events against OpenAI's API description and the
-server's own OpenAPI document.
+server's OpenAPI document.
 """
 
 import json

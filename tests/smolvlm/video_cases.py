@@ -9,7 +9,7 @@ class VideoCase(NamedTuple):
     shape: tuple[int, int, int]  # Frames, height, width.
     fps: float
     options: dict = {}
-    # Indices of the frames in the original video, if they were sampled before.
+    # The frames' indices in the original video, for frames that were already sampled.
     indices: tuple[int, ...] | None = None
 
 

@@ -1,6 +1,4 @@
-"""Test limits beyond 2**53, which the grammar engine reads as doubles: no number beyond such a limit is
-accepted.
-"""
+"""Test that limits beyond 2**53 hold, although the grammar engine reads limits as doubles."""
 
 import jsonschema
 import pytest

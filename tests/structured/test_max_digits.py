@@ -1,4 +1,4 @@
-"""Test the maximum number of digits of numbers that a schema leaves unlimited."""
+"""Test `max_digits`: the maximum number of digits if a schema does not limit a number."""
 
 import json
 import random
@@ -18,7 +18,7 @@ BACKEND = byte_backend()
 MOST = 40
 FULL = "7" * MOST
 OPEN_OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}}
-# schema, a text whose number has the maximum number of digits; one more digit is refused.
+# (schema, text); the text ends with a number that has the maximum number of digits.
 LIMITED = [
     ({}, FULL),
     (True, "[" + FULL),
@@ -40,7 +40,7 @@ LIMITED = [
     ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"k":' + FULL),
     ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}, '{"x1":' + FULL),
 ]
-# schema, a text with more digits that stays allowed.
+# (schema, text); the text has more digits and stays allowed.
 UNLIMITED: list[tuple[Any, str]] = [
     ({"type": "string"}, '"' + "7" * 100 + '"'),
     ({"type": "string", "pattern": "^[0-9]{60}$"}, '"' + "7" * 60 + '"'),
@@ -86,9 +86,7 @@ def test_limits_in_the_schema_take_precedence() -> None:
 
 
 def test_one_limit_keeps_its_values() -> None:
-    """With a single limit, a schema allows the same short numbers with and without a maximum number of
-    digits.
-    """
+    """For a schema with a single limit, `max_digits` does not change which short numbers are allowed."""
     source = random.Random(4)
     texts = [
         f"{source.choice(['', '-'])}{source.randint(1, 10 ** source.randrange(1, 6))}" for _ in range(30)
@@ -157,7 +155,7 @@ def test_the_notes_name_the_maximum() -> None:
 
 
 def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
-    """No second unnamed key may follow. The repetition {0,0} for it is an error in the engine's Lark."""
+    """No second unnamed key may follow. The engine's Lark refuses the repetition {0,0}."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},
@@ -170,7 +168,7 @@ def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
 
 
 def test_a_note_names_a_schema_that_is_too_long_to_count_in() -> None:
-    """A schema of more than 64 KiB is not written in Lark, so its digits are not counted."""
+    """A schema larger than 64 KiB is not written in Lark, so its digits are not limited."""
     names = {f"{number:04}" + "x" * 60: {"type": "integer"} for number in range(900)}
     text = normalize_schema({"type": "object", "properties": names}).text
     assert len(text) > MAX_HELD

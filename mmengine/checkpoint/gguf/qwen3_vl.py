@@ -1,4 +1,4 @@
-"""Reads the projector of a Qwen3-VL or Qwen3.5 model."""
+"""Reads the GGUF projector (vision tower) for a Qwen3-VL or Qwen3.5 model."""
 
 import re
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Qwen3VLProjector(QwenProjector):
         }
 
     def _hybrid_config(self, text: Json, vision: Json, container: Container) -> Json:
-        """Return the config of a Qwen3.5 model, whose text model has the rotary sections already."""
+        """Return the config of a Qwen3.5 model. Its text config already has the rotary sections."""
         model_type = str(text["model_type"])
         return {
             "architectures": [_HYBRIDS[model_type]],

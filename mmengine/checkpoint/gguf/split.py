@@ -12,7 +12,7 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return the names of all parts, of which `path` is the first. The files need not exist."""
+    """Return the paths of all parts. `path` is the first part. The files need not exist."""
     name = part_name(path.name)
     if name.parts > MAX_PARTS or name.number != 1:
         return [path]
@@ -22,8 +22,8 @@ def part_files(path: Path) -> list[Path]:
 def open_parts(path: Path) -> Container:
     """Open a GGUF file, and the other parts beside it if the file is the first part.
 
-    Returns the first part's metadata and all parts' tensors. Raises ModelError, which names the part
-    that is missing, damaged or from another model.
+    Returns the first part's metadata and all parts' tensors. Raises ModelError for a part that is missing,
+    damaged or from another model.
     """
     first = open_container(path)
     name = part_name(path.name)

@@ -114,7 +114,9 @@ def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
 
 def _mxfp4(blocks: np.ndarray) -> np.ndarray:
-    """Decode a power of two and 32 e2m1 numbers. The table has doubled numbers, so the power is halved."""
+    """Decode a power of two and 32 e2m1 numbers. The table contains doubled numbers, so the power of two is
+    halved.
+    """
     powers = blocks[:, :1].astype(np.uint32)
     bits = np.where(powers < 2, np.uint32(0x200000) << powers, (powers - 1) << 23)
     return bits.view(np.float32) * _MXFP4_VALUES[_codes(blocks[:, 1:])].astype(np.float32)

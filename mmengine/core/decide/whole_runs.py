@@ -1,8 +1,8 @@
 """Keeps chunks and prefix hits from splitting tokens that one step must compute together.
 
-In some models an image's tokens attend to one another in both directions, so each token's KV
-depends on all of them. The setting `atomic_runs` protects each embedding run, and `whole_prompt` protects
-the whole prompt.
+In some models an image's tokens attend to one another in both directions, so each token's KV depends on all
+of them. The setting `atomic_runs` keeps each run (adjacent tokens from an image or video) in a single step.
+The setting `whole_prompt` keeps the whole prompt in a single step.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from mmengine.request import MediaItem, num_before, run_start
 
 
 def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> int:
-    """Return the length of the largest chunk that begins at `start`, has at most `length` tokens, and splits
-    neither a run nor, with `whole_prompt`, the prompt.
+    """Return the length of the largest allowed chunk that begins at `start`, at most `length` tokens.
 
     Returns 0 if the step has too few tokens left for the next run or for the prompt.
     """

@@ -1,13 +1,11 @@
-"""Each tenant's waiting requests, and the order in which tenants are served: deficit round robin by
-tokens.
+"""Queues waiting requests by tenant, and decides which tenant is served next.
 
 A tenant is the party to which a request belongs, such as an API key's owner. While requests wait, a
 tenant's debt grows by one for each token that a step computes for the tenant. The tenant with the smallest
 debt is served next. This is deficit round robin with a quantum of one token.
 
-All debts become 0 when no request waits or only one tenant is left. A tenant therefore does not pay for
-tokens that no other tenant wanted. If there is only one tenant, its requests are served in the policy's
-order.
+All debts become 0 when no request waits or only one tenant is left. A tenant therefore gets no disadvantage
+from tokens that no other tenant wanted. A single tenant's requests are served in the policy's order.
 """
 
 from bisect import insort
@@ -37,8 +35,8 @@ class Tenant:
 class Tenants:
     """The tenants of all live requests.
 
-    `num_ahead`: how many of a rank's first values, such as the priority, take precedence over the order of
-    the tenants.
+    A request's rank is a tuple. Its first `num_ahead` values, such as the priority, take precedence over the
+    order of the tenants.
     """
 
     def __init__(self, num_rows: int, num_ahead: int, *, is_fair: bool):
@@ -48,7 +46,7 @@ class Tenants:
         self.of_row = np.zeros(num_rows, np.intp)  # the number of the tenant in each running row
         self.turns = 0  # number of admissions since all debts were 0
         self.num_waiting = 0
-        # tenant -> number of waiting requests that decisions of the current step passed over
+        # tenant -> number of waiting requests that the current step passed over
         self.num_passed: dict[str, int] = {}
 
     def join(self, req_state: RequestState) -> None:
@@ -74,8 +72,9 @@ class Tenants:
                 self._cancel_debts()
 
     def enqueue(self, req_state: RequestState) -> None:
-        """Insert a waiting request, ordered by rank. If it is its tenant's only waiting request, the tenant's
-        debt is raised to the smallest debt of the tenants with waiting requests."""
+        """Insert a waiting request, ordered by rank. A tenant without waiting requests first gets at least
+        the smallest debt among tenants with waiting requests.
+        """
         tenant = self._of(req_state)
         if not tenant.waiting and self.num_waiting:
             least = min(self.debts[other.number] for other in self.all.values() if other.waiting)
@@ -90,8 +89,9 @@ class Tenants:
             self._cancel_debts()
 
     def admit(self, req_state: RequestState, row: int) -> None:
-        """Remove a request from the queue, because it gets a row. All requests before it in the order of
-        service count as passed over by the current step."""
+        """Remove a request from the queue when it gets a row. All earlier requests in the order of service
+        count as passed over by the current step.
+        """
         tenant = self._of(req_state)
         if len(self.all) == 1:
             self.num_passed[tenant.name] = tenant.waiting.index(req_state)

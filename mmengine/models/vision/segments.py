@@ -14,9 +14,9 @@ from mmengine.native.vision import VisionKernels
 
 
 class Rotation:
-    """The frames in a pack, and the tables for their rotation. `cos`, `sin`: float32 [patches, head_dim]; the
-    first half of sin is negated. `lengths`: each frame's patch count. `starts`: each frame's first patch,
-    then the total patch count, int32 [frames + 1].
+    """The frames in a pack, and the tables for the rotary embedding. `cos`, `sin`: float32 [patches,
+    head_dim]; the first half of sin is negated. `lengths`: each frame's patch count. `starts`: each frame's
+    first patch, then the total patch count, int32 [frames + 1].
     """
 
     __slots__ = ("cos", "lengths", "sin", "starts")
@@ -56,8 +56,8 @@ def upload_into(tensor: Tensor, target: Tensor) -> None:
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """Do the same as `attend_torch` with a single call of a CPU kernel. The frames may be in any order.
-    Writes to `out` if it is given.
+    """Return the result of `attend_torch`, computed by a CPU kernel. The frames may be in any order. Writes
+    to `out` if given.
     """
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
@@ -66,7 +66,9 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
 
 
 def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
-    """Do the same as `attend_torch` with GPU kernels. The frames may be in any order. Overwrites `qkv`."""
+    """Return the result of `attend_torch`, computed by GPU kernels. The frames may be in any order.
+    Overwrites `qkv`.
+    """
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
@@ -112,7 +114,7 @@ def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
-    """Do the same as `attend_torch`, but only for the patches `rows`. `qkv` contains all patches, with q and
+    """Return the result of `attend_torch` for the patches `rows` only. `qkv` contains all patches, with q and
     k already rotated.
     """
     q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)

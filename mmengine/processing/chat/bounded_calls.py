@@ -1,6 +1,4 @@
-"""Checks calls of filters and methods in a chat template before the calls run, so that no result is too large
-and no call takes too long.
-"""
+"""Refuses filter and method calls in a chat template that would take too long or return too much."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -8,9 +6,9 @@ from functools import wraps
 
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
-MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that searches the text again for each match.
-# Maximum length of the other arguments to tojson or to a filter that searches its text again for each match,
-# and of strftime_now's format.
+MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that may take quadratic time.
+# Maximum length of further arguments to tojson and to filters that may take quadratic time, and of
+# strftime_now's format.
 MAX_SEPARATOR_CHARS = 256
 MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
@@ -142,13 +140,13 @@ def _shown(text: str | bytes) -> str:
 
 
 def check_search(length: int, wanted: int) -> None:
-    """Refuse a search that may compare each character of a text with all characters of another text."""
+    """Refuse a search with too many character comparisons."""
     if length * wanted > MAX_COMPARED:
         refuse()
 
 
 def joinable(work: Work, separator: object, values: object) -> object:
-    """Return the values; an iterator is returned as a list. Refuses values whose joined text is too long."""
+    """Return the values, or a list if they are an iterator. Refuses values whose joined text is too long."""
     found = values if isinstance(values, Collection) or not isinstance(values, Iterable) else list(values)
     count = len(found) if isinstance(found, Collection) else 0
     check_size(work.measure(found) + count * work.measure(separator))

@@ -1,10 +1,8 @@
-"""Counts the work that a chat template does while it renders, measures the sizes of its values, and raises an
-error beyond the limits.
+"""Limits a chat template's work while it renders: steps, time, and the sizes of values and texts.
 
-A list or object that appears several times inside a value counts each time, because writing or comparing the
-value visits each occurrence. For example, thirty nested lists that each contain the next list twice are small
-in memory, but their text takes a gigabyte. No value of a template may be larger than MAX_CHARS, so a single
-operation takes bounded time. The limits on steps, time and characters bound the number of operations.
+A list or object counts each time it appears inside a value, because printing the value visits each
+occurrence. For example, thirty nested lists that each contain the next list twice are small in memory, but
+their text takes a gigabyte. No value may be larger than MAX_CHARS, so a single operation takes bounded time.
 """
 
 import time

@@ -14,11 +14,10 @@ from mmengine.processing.fetch.urls import Url
 from mmengine.version import __version__
 
 MAX_HEADER_BYTES = 2**15  # Limit for a response before its body.
-# Each received piece costs time, so a body may have MAX_CRUMBS pieces, and one further piece per LEAST_PIECE
-# bytes.
+# A body may arrive in MAX_CRUMBS pieces plus a piece per LEAST_PIECE bytes, because each received piece costs
+# time.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
-# The header lists the supported formats, because a host that converts images could otherwise choose an
-# unsupported format.
+# Names the supported formats for hosts that convert images on request.
 _ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -67,7 +66,7 @@ class _Exchange:
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
-        """Return the next event of h11, which limits the size of headers and trailers."""
+        """Return h11's next event. h11 limits the size of headers and trailers."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = self._connection.receive()
             self._received += len(data)
@@ -118,7 +117,7 @@ def _check_kind(body: bytearray) -> bool:
 
 
 def _text(location: str) -> str:
-    """Decode a Location header. Valid UTF-8, which some servers send, is decoded as UTF-8, as in browsers."""
+    """Decode a Location header as UTF-8 if it is valid UTF-8, as browsers do."""
     try:
         return location.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.packet import Packet
 
 _OTHERS = "mpeg,mpegts"  # Formats whose files begin without a magic number.
-# These options keep a crafted file from costing much time. Without them, the second index of an AVI may list
-# one part repeatedly, chapters are read one by one, and each index entry that is out of order moves the whole
-# index.
+# Limit the time that a crafted file can cost: ignore an AVI's second index and all chapters, and limit the
+# index's size in bytes.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
 MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with sound have three million.
 MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
@@ -33,14 +32,14 @@ MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
 MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: MAX_DECODED_FRAMES frames at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
-# Maximum number of keyframes whose time is before that of the previous keyframe. FFmpeg must sort each such
-# keyframe into an index.
+# Maximum number of keyframes that are earlier than the previous keyframe. FFmpeg must sort these keyframes
+# into an index.
 MAX_BACKWARD = 1024
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """Return the PyAV option that replaces invalid bytes in metadata, such as titles, without an error. Since
-    version 19, PyAV does so by default, and the result is {}.
+    """Return the PyAV option that tolerates invalid bytes in metadata such as titles. PyAV 19 and later need
+    no option.
     """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
@@ -221,7 +220,7 @@ class VideoFile:
 
     def _check_decoded(self) -> None:
         """Raise InvalidMedia if more was decoded than the limits allow. A GIF has a lower pixel limit,
-        because a few of its bytes may draw a whole canvas.
+        because a few bytes may draw a whole frame.
         """
         most = MAX_GIF_PIXELS if self._format == "gif" else MAX_DECODED_PIXELS
         if self._decoded > MAX_DECODED_FRAMES or self._decoded_pixels > most:
@@ -249,9 +248,7 @@ class VideoFile:
 
 
 class _Order:
-    """Counts the packets in all streams, and the keyframes whose time is before that of the previous
-    keyframe. FFmpeg sorts such keyframes into an index, which takes time.
-    """
+    """Counts the packets in all streams, and the keyframes that are earlier than the previous keyframe."""
 
     def __init__(self, where: str) -> None:
         self._where, self._packets, self._backward = where, 0, 0

@@ -1,8 +1,7 @@
 """Finds the reasons why requests were not scheduled in a step, by calling the scheduler's own functions.
 
-A step is decided event by event, and a request that was passed over is not considered again in this step.
-Therefore each reason is found at the moment of the decision. Call `before` for each event from `schedule`,
-and `at_end` after the last event.
+A reason depends on the state at the moment of the decision. Call `before` for each event from `schedule`, and
+`at_end` after the last event.
 """
 
 import msgspec
@@ -51,7 +50,7 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """Return the reason as an English clause, which names the request `other` by its id."""
+        """Return the reason as an English clause."""
         return _SENTENCES[self.kind].format(r=self)
 
 
@@ -85,8 +84,8 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects the reasons for the requests that are not in a step. `view` shows the state. For each event,
-    the caller calls `before` and then applies the event to the state.
+    """Collects the reasons for the requests that are not in a step. `view` shows the current state. The
+    caller calls `before` for each event, and then applies the event to the state.
     """
 
     def __init__(self, view: View):
@@ -96,7 +95,7 @@ class Reasons:
 
     def before(self, event: ev.Event) -> None:
         """Record the reasons that follow from the current state. `event`: the event that `schedule` decided
-        on this state. Must be called before the event is applied.
+        on this state.
         """
         if self._view.suspects and not isinstance(event, ev.Preempted):
             return
@@ -128,8 +127,8 @@ class Reasons:
         return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
-        """Return the number of blocks that the running rows need in this state, and the number of free
-        blocks. The two numbers explain a preemption.
+        """Return the number of blocks that the running rows need, and the number of free blocks. Both numbers
+        explain a preemption.
         """
         rows = self._undecided(None)
         if not len(rows):
@@ -155,8 +154,8 @@ class Reasons:
     # Requests with a row
 
     def _check_running(self, event: ev.Scheduled | None) -> None:
-        """Record the reasons for running rows that the scheduler considered without giving them tokens.
-        `event`: the event that the scheduler decided, or None.
+        """Record the reasons for running rows that the scheduler considered but gave no tokens. `event`: the
+        scheduler's decision, or None.
         """
         view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
@@ -178,7 +177,7 @@ class Reasons:
                 self._found[name] = self._without_decision(name, needed)
 
     def _without_decision(self, name: str, needed: int) -> Reason:
-        """Return the reason for a row that wants tokens, but that no decision in the step schedules."""
+        """Return the reason why a row that needs tokens is not scheduled in the step."""
         view = self._view
         is_vllm = isinstance(self._scheduler, VllmScheduler)
         if is_vllm and needed <= view.blocks.num_free and not view.preempted_in_step:

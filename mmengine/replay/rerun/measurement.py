@@ -38,7 +38,7 @@ class Measured:
 
 
 class Watch:
-    """Measures a log. The caller passes to `see` each record, with the state before the record. `measured` is
+    """Measures a log. The caller passes each record to `see`, with the state before the record. `measured` is
     valid after the last record.
     """
 
@@ -167,8 +167,8 @@ def _work(state: State) -> StepWork:
 
 
 class PricedWatch(Watch):
-    """Measures a log as if its steps had taken other times. The decisions, the order of the records and the
-    idle times are the log's. `times` computes each step's duration from the step's work. `steps`: the log's
+    """Measures a log with computed step times instead of the logged times. Decisions, record order and idle
+    times stay as logged. `times` computes each step's duration from the step's work. `steps`: the log's
     steps, as a Watch measured them.
     """
 

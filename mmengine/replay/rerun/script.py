@@ -1,10 +1,9 @@
-"""Extracts from a log the requests and answers, but not the scheduling, so that the requests can be run
-again.
+"""Extracts a log's requests and answers, without the scheduling, so that the requests can be run again.
 
 A script consists of observations and answers. The observations are the arrivals, grammars, cancels and resets
 in the log, with the step and the time at which the scheduler saw them. An answer contains a request's tokens,
-and says whether a stop or an error ended it. Settings can be changed and requests can be left out. The
-remaining requests keep their answers.
+and the stop or error that ended the answer. A rerun may change settings or omit requests. The remaining
+requests keep their answers.
 """
 
 from collections.abc import Callable
@@ -34,9 +33,8 @@ class Answer:
 
     `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
     ended the answer at the token after `tokens`, or "". If both are "", the answer ended by length or by a
-    cancel. `runs` (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The row contains
-    the output index at which the step began, the number of tokens that the step yielded, and the number of
-    drafts.
+    cancel. `runs` (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The columns are
+    the step's first output index, its number of tokens, and its number of drafts.
     """
 
     tokens: np.ndarray
@@ -62,9 +60,9 @@ Observed = (
 class Observation:
     """An observation of the log.
 
-    `step` was the next step when the event was seen. `landed` counts the steps whose results had returned at
-    this time. Without a step in flight, `landed` equals `step`. `time_ns` counts from the log's first record.
-    The event occurred at most `slack_ns` earlier, because the scheduler looks for new events once per step.
+    `step`: the next step when the scheduler saw the event. `landed`: the number of steps whose results had
+    returned at this time. `time_ns`: the time since the log's first record. The event occurred at most
+    `slack_ns` earlier, because the scheduler looks for new events once per step.
     """
 
     step: int
@@ -105,8 +103,8 @@ def read_script(
 ) -> Script:
     """Return a log's script. `findings`: see CheckedLog.
 
-    `watch` is called with each record, and the state before the record. If an id is used again, it gets a
-    number ("a", then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
+    `watch` is called with each record, and the state before the record. A repeated id gets a number ("a",
+    then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
     """
     log = CheckedLog(folder, findings=findings)
     state = log.first_state()
@@ -132,8 +130,7 @@ class _Reader:
         self._looked_ns = 0  # When the scheduler last looked for new events.
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
         self._times: dict[str, int] = {}  # Maps an id to the number of arrivals with this id.
-        # Maps an id in the log to the id in the script. If the log has several requests with this id, the
-        # last request counts.
+        # Maps an id in the log to the script's id for the last request with this id.
         self._name_of: dict[str, str] = {}
         self._sessions: set[str] = set()  # Sessions that were opened since the log's first record.
 
@@ -211,7 +208,7 @@ class _Reader:
         broke = req_state.row >= 0 and bool(state.ended[req_state.row] == BROKEN)
         answer = Answer(state.known_tokens(req_state)[req_state.num_prompt :].copy())
         if end is None and req_state.row >= 0 and state.config.num_draft_tokens:
-            # The log contains the proposed drafts, but ends before the step that verifies them returns.
+            # The log ends before the proposed drafts are verified.
             row = req_state.row
             drafts = int(max(state.scheduled_drafts[row], state.num_drafts[row]))
             place = int(state.num_tokens[row]) - req_state.num_prompt

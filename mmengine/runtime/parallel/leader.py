@@ -29,7 +29,7 @@ POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """Rank 0's part of the model. Token ids that the other ranks may lack are sent to them."""
+    """Rank 0's part of the model. `embed` sends token ids that the other ranks lack."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group
@@ -47,8 +47,8 @@ class LeadingModel:
 class LeadingExecutor(TorchExecutor):
     """The TorchExecutor on rank 0 in a sharded model.
 
-    `frames`, which must be set before the first step, collects the log frames that were committed since the
-    last step. The other ranks apply these frames and compute the same step.
+    `frames` collects the log frames that were committed since the last step. Set `frames` before the first
+    step. The other ranks apply these frames and compute the same step.
     """
 
     frames: Tee
@@ -114,8 +114,8 @@ class LeadingExecutor(TorchExecutor):
                     raise GroupLost(f"a step took more than {self._group.timeout_s:g} seconds")
 
     def discard(self) -> None:
-        """Drop the steps in flight. If only the other ranks have begun a step, make the step's exchanges with
-        zeros, so that the other ranks do not wait.
+        """Drop the steps in flight. For a step that only the other ranks have begun, exchange zeros, so that
+        these ranks do not wait.
         """
         begun = [(step.computed or step.launched or step.error) is not None for step in self._in_flight]
         waiting = [step for step, has_begun in zip(self._in_flight, begun, strict=True) if not has_begun]

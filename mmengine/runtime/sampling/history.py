@@ -158,8 +158,8 @@ def _repeats(
 ) -> torch.Tensor:
     """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
 
-    An n-gram has `sizes` [r] tokens (0: no rule). It is repeated if it occurs in the row's earlier tokens:
-    the first `lengths` [r] entries in `tokens` [r, t].
+    `sizes` [r]: the row's n-gram length (0: no rule). `lengths` [r]: the number of earlier tokens in each row
+    of `tokens` [r, t].
     """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]

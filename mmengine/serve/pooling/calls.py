@@ -59,9 +59,9 @@ def pool_options(options: PoolOptions) -> Options:
 class EmbedCall:
     """A call that requests an embedding vector for each input.
 
-    Vectors are cut after `dimensions` values (None: not cut). `normalizes` says whether vectors are scaled to
-    length 1 (None: the model's setting). A text is cut after `keep` tokens. With 0, a text that is too long
-    for the model is refused.
+    `dimensions`: the length to which vectors are truncated (None: not truncated). `normalizes`: whether
+    vectors are scaled to length 1 (None: the model's setting). `keep`: the number of tokens to which texts
+    are truncated. With 0, a text that is too long for the model is refused.
     """
 
     model: PooledModel
@@ -75,8 +75,8 @@ class EmbedCall:
     media_options: dict[str, object] | None = None
 
     def jobs(self, options: Options, first: int = 0) -> Jobs:
-        """Return a job for each input. Raises InvalidRequest, whose path contains the input's index. `first`:
-        the index of the first input.
+        """Return a job for each input. `first`: the index of the first input. Raises InvalidRequest with the
+        input's index in its path.
         """
         jobs = []
         for index, job in enumerate(self.each_job(options), first):

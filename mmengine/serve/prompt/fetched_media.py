@@ -1,4 +1,4 @@
-"""Fetches media from the URLs in prompts. No thread in the event loop's thread pool waits for a host."""
+"""Fetches media from the URLs in prompts, without blocking the event loop's thread pool."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,10 +14,9 @@ async def with_fetched_media(
 ) -> AsyncIterator[Prompt]:
     """Yield the prompt with media as bytes instead of URLs.
 
-    The bytes count against the limit for fetched media until the block ends. No thread in the event loop's
-    thread pool waits for a host, because a few hosts that do not respond would occupy the whole pool.
-    `is_over`: returns whether the caller has cancelled the request. Raises the same errors as PromptMedia
-    does.
+    The bytes count against the limit for fetched media until the block ends. Downloads do not use the event
+    loop's thread pool, because a few unresponsive hosts would occupy the whole pool. `is_over`: returns
+    whether the caller has cancelled the request. Raises the errors that PromptMedia raises.
     """
     if not names_urls(prompt):
         yield prompt

@@ -129,11 +129,11 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send a message in a replay. `left_s`: the receiver's remaining time in seconds. Returns the time that
-    remains after the message.
+    """Send a message in a replay, and return the receiver's remaining time. `left_s`: the time before the
+    call, in seconds.
 
-    Raises ZMQError if the receiver has left, or if its time is over, since a slow receiver delays all other
-    subscribers.
+    Raises ZMQError if the receiver has left or its time is over. The time is limited because a slow receiver
+    delays all other subscribers.
     """
     try:
         router.send_multipart(frames, zmq.NOBLOCK)

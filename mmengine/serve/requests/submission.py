@@ -189,8 +189,7 @@ class Submission:
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
         """Submit the core requests for all choices.
 
-        If a choice is refused, for example because the queue is full, the choices before this choice are
-        cancelled.
+        If a choice is refused, for example because the queue is full, all earlier choices are cancelled.
         """
         for count, request in enumerate(requests):
             try:

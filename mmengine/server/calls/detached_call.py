@@ -11,8 +11,8 @@ from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import FinishedResponse
 from mmengine.server.chat.parsed_request import ParsedRequest
 
-_OUTPUTS_OF_A_CALL = 16  # The fixed memory of a call, measured in outputs.
-_BYTES_OF_AN_OUTPUT = 256  # This many bytes of an envelope count as one output.
+_OUTPUTS_OF_A_CALL = 16  # A call's fixed memory, counted as output tokens.
+_BYTES_OF_AN_OUTPUT = 256  # This many envelope bytes count as an output token.
 RESPONSE = "response"  # The kind in the key of a stored response.
 _IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # `attrgetter` is faster than a generator.
 
@@ -58,7 +58,7 @@ class DetachedCall:
         # Whether the answer is complete without an error and the registry has been notified.
         self.is_answered = False
         self._answered: FinishedResponse | None = None  # Set while the answer waits for the store.
-        # The answers that the log holds for this call. Set when the streams are dropped.
+        # The answers that the log must retain for this call. Set when the streams are dropped.
         self._held: list[HeldAnswer] = []
         self._num_readers = 0
         self._has_begun = False
@@ -84,7 +84,7 @@ class DetachedCall:
 
     @property
     def size(self) -> int:
-        """The call's memory, measured in outputs."""
+        """The call's memory, counted as output tokens."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token
@@ -96,9 +96,7 @@ class DetachedCall:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the engine refused one of the call's requests, so that the log does not contain the
-        request.
-        """
+        """Whether the engine refused any request of the call. The log does not contain refused requests."""
         return any(stream.is_refused for stream in self._streams)
 
     @property
@@ -149,14 +147,14 @@ class DetachedCall:
             stream.cancel()
 
     def release(self) -> list[HeldAnswer]:
-        """Return the held answers. The caller passes these answers to the engine, and the log may then delete
-        the answers.
+        """Return the answers that the log retains. The caller passes them to the engine, which allows the log
+        to delete them.
         """
         return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:
-        """Reduce the call to its finished answer, which waits for the store. If the call has no keys, its
-        streams are dropped.
+        """Create the finished response, which waits for the store. If no later call can find this call by a
+        key, drop the streams.
         """
         identity = self.envelope, self.request_id, self._streams[0].envelope
         self._answered = FinishedResponse(*identity, self._records[0].stored_answer())

@@ -1,7 +1,7 @@
 """The record that describes a route: method, path, endpoint, and operation in the OpenAPI document.
 
 Each package declares the records for its routes. The application binds the records to the object with the
-handlers, and `app/openapi.py` renders the operations. So each path is written only once.
+handlers, and `app/openapi.py` renders the operations.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ class Stream(NamedTuple):
     """A route's server-sent events.
 
     `events`: the structs that `data` may contain. `done`: the last event's text. If `done` is "", each event
-    has a name, which is its struct's tag.
+    is named after its struct's tag.
     """
 
     events: tuple[Body, ...]
@@ -40,8 +40,8 @@ class Operation(NamedTuple):
 
     `answer`: the struct or the media type of a response with status 200. `refusals`: the error statuses.
     `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503, if
-    the body with this status is not an error body. `query`: the names of the query parameters.
-    `creates_answer`: whether the route has the request and response headers for generated answers.
+    its body is not an error body. `query`: the names of the query parameters. `creates_answer`: whether the
+    route has the request and response headers for generated answers.
     """
 
     summary: str

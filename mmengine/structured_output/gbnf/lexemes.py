@@ -1,8 +1,8 @@
 """Compares lexemes, to decide which pieces of a grammar can safely be lexemes.
 
-The grammar engine always reads the longest lexeme that may come next. The longest lexeme may be wrong if the
-next character could either continue the lexeme or begin the next lexeme. A lexeme for which this is possible
-is unsafe and is split further. Single-character lexemes are always safe.
+The grammar engine's lexer always takes the longest match. The longest match may be wrong if the next
+character can either continue a lexeme or begin the next lexeme. Such a lexeme is unsafe and is split further.
+Single-character lexemes are always safe.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Set, have_common
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
-MAX_POSITIONS = 400  # Maximum number of positions in a lexeme. A larger piece is split.
+MAX_POSITIONS = 400  # Maximum number of positions in a lexeme. A larger lexeme is split.
 # Maximum number of steps to compare lexemes and to compute which lexemes may follow each lexeme.
 MAX_STEPS = 150_000
 
@@ -34,7 +34,7 @@ class Lexeme:
 def lexeme_of(node: Node) -> Lexeme | None:
     """Return the lexeme for a node, or None if it would have too many positions.
 
-    A counted repetition is treated as unbounded. A safe lexeme with such a repetition may therefore be split.
+    A counted repetition is treated as unbounded, so some safe lexemes are split too.
     """
     lexeme = Lexeme()
     try:
@@ -108,11 +108,10 @@ class LexemeComparison:
         return self._lexemes[regex]
 
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
-        """Compare the lexemes with the regexes `one` and `other`. `lexeme` must have been called for both
-        regexes.
+        """Compare the lexemes with the regexes `one` and `other`. Call `lexeme` for both regexes first.
 
-        Returns the characters with which `other` may continue a text that `one` matches completely, and
-        whether some text matches both lexemes.
+        Returns the characters that can continue a complete match of `one` within `other`, and whether some
+        text matches both lexemes.
         """
         key = one, other
         if key not in self._known:

@@ -1,4 +1,4 @@
-"""Provides `check_schema`, which reports, without a model, how a schema would be enforced."""
+"""Reports how a schema would be enforced, without a model (`check_schema`)."""
 
 import random
 import time
@@ -44,8 +44,8 @@ class MaskCost(msgspec.Struct, frozen=True):
 class SchemaReport(msgspec.Struct, frozen=True):
     """The result of `check_schema`.
 
-    `verdict` is "exact" if, within the bounds, answers can have exactly the values that the schema allows.
-    The verdict is "approximated" if some of these values are excluded, which `approximations` describes. The
+    `verdict` is "exact" if answers can have exactly the values that the schema allows within the bounds. The
+    verdict is "approximated" if some allowed values are excluded; `approximations` describes them. The
     verdict is "refused" if the schema cannot be enforced. For a refused schema, `keyword`, `pointer` and
     `why` give the cause, and `reason` is `why` without keyword and pointer. An answer never has a value that
     the schema forbids.
@@ -80,10 +80,10 @@ def check_schema(
 
     `schema` is a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds` None means the
     default bounds; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict
-    mode refuses. `strict_keywords` refuses keywords that no draft defines. `backend` may be a backend, which
-    compiles the grammar for its tokenizer and times masks. `backend` may also be a backend's name (None:
-    llguidance), which compiles the grammar for a byte tokenizer. A refused schema raises no error. Raises
-    ConfigError for an unknown backend name.
+    mode refuses. `strict_keywords` refuses keywords that no draft defines. `backend` is a backend or a
+    backend's name (None: llguidance). A backend compiles the grammar for its tokenizer and times masks. With
+    a name, the grammar is compiled for a byte tokenizer. A refused schema raises no error. Raises ConfigError
+    for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds
     backend = "llguidance" if backend is None else backend
@@ -128,9 +128,9 @@ def _byte_backend(name: str) -> "Backend":
 
 
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
-    """Return the time for masks in random answers.
+    """Return the time to compute masks in random answers.
 
-    The answers' tokens are drawn uniformly from the allowed tokens.
+    Answers are sampled uniformly from the allowed tokens.
     """
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()

@@ -1,7 +1,7 @@
 """Makes the checkpoint's tokenizer: byte-level BPE in Qwen's format, trained on the texts of the tasks.
 
-Python's own help texts are added to the training texts, so that other English text and program code are not
-split into single bytes.
+Python's help texts are added to the training texts, so that other English text and code are not split into
+single bytes.
 """
 
 import json
@@ -56,7 +56,7 @@ ADDED = (
 def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
     """Yield questions, answers, prompts and some general English, to train the tokenizer."""
     rng = random.Random(f"tokenizer {seed}")
-    # Every prompt contains these words, so each of them must become one token.
+    # Every prompt contains these words, so each word must become a single token.
     yield from ["system\nuser\nassistant\n<0 seconds>"] * scenes
     for _ in range(scenes):
         scene, other = random_scene(rng, split="train"), random_scene(rng, split="train")

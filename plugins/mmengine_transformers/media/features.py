@@ -16,8 +16,8 @@ Features = Callable[..., Any]
 
 
 class MediaEncoder:
-    """Encodes packed items. `sample`: the rows for a sample item, with which a new encoder is checked. When
-    memory is measured, the sample item replaces all other items.
+    """Encodes packed items. `sample`: the rows for a sample item. The constructor checks the encoder with the
+    sample, and memory is measured with the sample.
 
     Raises ModelError for a model whose features cannot be computed item by item.
     """
@@ -38,8 +38,8 @@ class MediaEncoder:
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return the features [n, (1 + num_deepstack) * hidden] of the items packed in `patches`, uint8 [p,
-        patch_width]. When memory is measured, `patches` are zeros that stand for items of the sizes in
-        `grids`.
+        patch_width]. Zeros in `patches` mean that memory is measured. The sample is then encoded repeatedly,
+        up to the sizes in `grids`.
         """
         rows = patches.cpu()
         if not rows[0].any():
@@ -59,7 +59,7 @@ class MediaEncoder:
             features = self._encode_item(item)
         except ModelError:
             raise
-        except Exception as error:  # Modules of other authors may raise any exception for unexpected inputs.
+        except Exception as error:  # Third-party modules may raise any exception.
             raise ModelError(
                 f"{name} cannot encode one {modality} alone: {in_one_line(error, 200)}"
             ) from error
@@ -91,9 +91,7 @@ class MediaEncoder:
         return self._placed(features.to(self._dtype), out, item)
 
     def _placed(self, features: Tensor, out: Any, item: Packed) -> Tensor:
-        """Return the features in the order of the item's placeholders, and insert the constants for
-        indicators.
-        """
+        """Return the features in placeholder order, with the constants for indicators inserted."""
         if not item.header.indicators:
             return features
         constants = out.visual_indicator_features.to(features)
@@ -113,7 +111,7 @@ class MediaEncoder:
 
 
 def _method(model: Any, name: str) -> Features:
-    """Return the method `name`, which computes features, from the model's body or from the model itself."""
+    """Return the feature method `name` from `model.model` or from `model`."""
     for owner in (getattr(model, "model", None), model):
         found = getattr(owner, name, None)
         if found is not None:

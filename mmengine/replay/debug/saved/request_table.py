@@ -1,5 +1,5 @@
-"""Stores the live requests of a log's saved states. A request is stored once, although it is part of every
-state between its arrival and its end. An overloaded engine may have many thousand waiting requests.
+"""Stores the live requests of a log's saved states. Each request is stored once, even if many states contain
+the request.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Chunk(msgspec.Struct, array_like=True):
 
 
 class _Unpacked(NamedTuple):
-    """An unpacked request, of which each state gets a copy. `num_bytes`: its assumed size."""
+    """An unpacked request. Each state gets its own copy. `num_bytes`: its assumed size."""
 
     req_state: RequestState
     num_bytes: int
@@ -108,7 +108,7 @@ class RequestTable:
         self.num_bytes += self._open_bytes + ENTRY_BYTES * len(self._open)
 
     def chunks(self) -> list[Chunk]:
-        """Return all stored requests as chunks, from which an equal table can be made."""
+        """Return all stored requests as chunks. `RequestTable(chunks)` restores the table."""
         if self._open:
             self._close_chunk()
         return self._chunks
@@ -151,8 +151,8 @@ class RequestTable:
         return _Unpacked(req_state, OBJECT_BYTES + 2 * len(packed))
 
     def _remember(self, numbers: list[int], fresh: dict[int, _Unpacked]) -> None:
-        """Store the unpacked requests `fresh`, and mark the requests `numbers` as used last. If the stored
-        requests exceed MAX_DECODED_BYTES, the least recently used requests are deleted.
+        """Cache the unpacked requests `fresh`, and mark the requests `numbers` as most recently used. Beyond
+        MAX_DECODED_BYTES, the least recently used requests are evicted.
         """
         decoded = self._decoded
         if not fresh:

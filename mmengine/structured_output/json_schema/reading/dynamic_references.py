@@ -10,13 +10,14 @@ from mmengine.structured_output.json_schema.reading.document import Document, sp
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
-MAX_WAYS = 100_000  # Maximum number of (place, outermost resource) pairs for an anchor.
+MAX_WAYS = 100_000  # Maximum number of (subschema, outermost resource) pairs for an anchor.
 
-Way = tuple[int, int | None]  # (place, outermost resource with the anchor on a path to the place).
+# (index of a subschema, outermost resource with the anchor on a path to the subschema).
+Way = tuple[int, int | None]
 
 
 def dynamic_target(document: Document, place: int) -> int:
-    """Return the target of a place's $dynamicRef.
+    """Return the target of the $dynamicRef in the subschema with index `place`.
 
     Refuses the schema if the target depends on the evaluation path.
     """
@@ -28,9 +29,8 @@ def dynamic_target(document: Document, place: int) -> int:
     found = document.dynamic.get(name, {})
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
-    # If the root has the anchor, the root is always the outermost resource. In draft 2019-09, whose anchors
-    # have no name, the root is the outermost only if every resource has an anchor, because a resource without
-    # an anchor ends the search.
+    # If the root has the anchor, the root is always the outermost resource. In draft 2019-09, anchors have no
+    # name, and a resource without an anchor ends the search. There, every resource must have an anchor.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:
@@ -44,8 +44,8 @@ def dynamic_target(document: Document, place: int) -> int:
 
 
 def outermost_resources(document: Document, name: str) -> dict[int, set[int | None]]:
-    """Return, for each place, the outermost resources with the $dynamicAnchor `name` on the paths to the
-    place.
+    """Return each subschema's outermost resources with the $dynamicAnchor `name`, over all paths to the
+    subschema.
 
     None stands for a path without such a resource. The result is empty if there are too many paths.
     """
@@ -74,7 +74,7 @@ def _follow_step(way: Way, place: int, document: Document, found: dict[int, int]
 
 
 def _next(document: Document, way: Way, name: str) -> list[int]:
-    """Return the places that evaluation may visit after a place."""
+    """Return the subschemas that evaluation may visit next."""
     place, resource = way
     node = document.nodes[place]
     out = list(node.children.values())

@@ -1,8 +1,7 @@
-"""Finds the parts of a schema that some finite value satisfies, and explains why a schema has no value.
+"""Finds the satisfiable parts of a schema, and explains why a schema allows no value.
 
 A part is satisfiable if some shape for the part needs only satisfiable parts. The result is the least fixed
-point of this rule. Endless recursion needs no separate check, because an endlessly recursive part never
-becomes satisfiable.
+point of this rule, which excludes endlessly recursive parts.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -58,7 +57,7 @@ class Satisfiable:
             self._explain(root, frozenset())
 
     def _check(self, conj: Conjunction) -> bool:
-        """Add a part to `satisfied` if the parts already in `satisfied` make the new part satisfiable.
+        """Add `conj` to `satisfied` if some shape needs only satisfied parts.
 
         Returns whether the part was added.
         """
