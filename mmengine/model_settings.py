@@ -35,14 +35,14 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
         msgspec.Meta(max_length=MAX_GROUPS),
         described(
             "Layers that share KV blocks, as `window` and `layers`; set by the model. A group with a window "
-            "frees the blocks before it. Empty: all layers share the same blocks."
+            "frees the blocks before the window. Empty: all layers share the same blocks."
         ),
     ] = ()
 
     @property
     def num_groups(self) -> int:
         """Return the number of block groups. For each `block_size` tokens, a request gets one block per
-        group. A group with a window frees each block once the window has passed the block.
+        group.
         """
         return len(self.block_groups) or 1
 

@@ -63,10 +63,10 @@ def check(run: Run) -> int:
 
 
 def help_compiler(folder: Path) -> None:
-    """Let FlashInfer's compiler find two files that a compiler-only toolkit lacks.
+    """Let FlashInfer's compiler find cublasLt.h and libcuda.so.
 
-    They are the header cublasLt.h, which torch's packages contain, and a library to link in place of the
-    driver's libcuda.so.
+    A toolkit with only a compiler lacks both files. torch's packages contain the header. An empty library is
+    linked in place of the driver's libcuda.so.
     """
     folders = [each for entry in sys.path for each in Path(entry).glob("nvidia/*/include")]
     _look_behind("CPATH", [each for each in folders if (each / "cublasLt.h").is_file()])
@@ -92,7 +92,7 @@ def begin(run: Run) -> str | None:
     run.facts["date"] = str(date.today())
     run.part("the device", 20, parts.device)
     why = "; ".join([*run.skipped.values(), *run.failed.values()])
-    if "fork" in why:  # CUDA was loaded before the fork, which is a bug: start new processes instead
+    if "fork" in why:  # the parent has loaded CUDA (a bug), so a forked child cannot use it
         run.start = "spawn"
         run.skipped.clear()
         run.failed.clear()
@@ -107,9 +107,9 @@ def begin(run: Run) -> str | None:
 
 
 def everything(run: Run) -> None:
-    """Run all parts, the most important first. Parts that need no FlashInfer run while it is compiled.
+    """Run all parts, the most important first. FlashInfer is compiled while the first parts run.
 
-    Each part's seconds are estimates for an H100, derived from lower bounds, and include the process start.
+    Each part's seconds are an estimate for an H100 and include the process start.
     """
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]

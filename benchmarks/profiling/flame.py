@@ -1,8 +1,8 @@
 """Makes a flame graph of Python code: samples the stack, and writes a self-contained HTML file.
 
-A signal asks for a sample every half millisecond. Python handles a signal only when a call into C returns, so
-each sample is weighted with the time since the previous one. A long call into C thus counts with its full
-duration, at the line that made the call.
+A timer signal requests a sample every half millisecond. Python handles a signal only after a running C call
+has returned. Each sample therefore counts with the time since the previous sample, and a long C call with its
+full duration.
 """
 
 import html
@@ -24,7 +24,8 @@ Stack = tuple[tuple[CodeType, int], ...]  # (code, current line) of each frame, 
 
 
 class Sampler:
-    """Samples the main thread. `spent` maps a stack, from the function `outermost` inwards, to nanoseconds.
+    """Samples the main thread. `spent`: nanoseconds, keyed by stack. A stack starts at the function
+    `outermost`.
 
     Time outside `outermost` counts for the empty stack. Needs interval timers, which Windows does not have.
     """
@@ -57,8 +58,8 @@ class Sampler:
         self._last = time.perf_counter_ns()
 
     def tree(self, name: str) -> dict[str, Any]:
-        """Return the samples as a tree of {"name", "ns", "inside": [...]}; the largest child comes first. The
-        leaf of a stack is the line in its innermost frame.
+        """Return the samples as a tree of {"name", "ns", "inside": [...]}; the largest child comes first. A
+        leaf is a source line.
         """
         root: dict[str, Any] = {"name": name, "ns": 0, "inside": {}}
         for stack, spent in self.spent.items():

@@ -1,5 +1,5 @@
-"""The time measurements of `structured`: grammar compilation, masks for one row, and masks for many rows
-together.
+"""Time measurements for the benchmark `structured`: grammar compilation, and masks for one row and for many
+rows.
 """
 
 import gc
@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
 STEPS = 20  # number of steps that `apart` times for each batch
-SLOW_NS = 200_000_000  # a schema whose compilation takes longer on a side is compiled only once on that side
+SLOW_NS = 200_000_000  # a library that needs longer for a schema compiles the schema only once
 
-# Keyed by (side, case, kind). Kind "compile": ns of the compilation. Kinds "new" and "known": ns of each
-# token in all answers, first in a newly compiled grammar, then in the same answers again. Kind "over" marks a
-# case with an answer that the side does not allow.
+# Keyed by (side, case, kind); a side is a grammar library. Kind "compile": ns for the compilation. Kind
+# "new": ns for each token, in a newly compiled grammar. Kind "known": ns for each token when the same answers
+# are repeated. Kind "over": the library rejects an answer.
 Times = dict[tuple[str, str, str], Any]
 Kept = dict[tuple[str, str], Any]  # the compiled grammar, keyed by (side, case)
 
@@ -26,8 +26,8 @@ Kept = dict[tuple[str, str], Any]  # the compiled grammar, keyed by (side, case)
 def one_row(
     sides: Sequence[Side], cases: Sequence[Case], rounds: int, tick: Callable[[str], None]
 ) -> tuple[Times, Kept]:
-    """Return the minimum of each time over `rounds`, and the last compiled grammars. A refused schema has no
-    times; a schema that does not allow one of its answers has only "compile" and "over".
+    """Return each time's minimum over `rounds`, and the last compiled grammars. A refused schema has no
+    times. A schema that rejects an answer has only "compile" and "over".
     """
     samples: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     kept: Kept = {}
@@ -57,9 +57,7 @@ def one_row(
 
 
 def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
-    """Return the ns that each token takes in one row, for its mask and the step to the next token; None if a
-    token is not allowed.
-    """
+    """Return each token's ns in one row, for mask and advance; None if a token is not allowed."""
     times = []
     for token in answer:
         begin = perf_counter_ns()
@@ -110,9 +108,8 @@ class Together:
 
 
 def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, turns: int) -> Together:
-    """Time STEPS steps of `count` rows at different positions in their answers, as in a batch that has run
-    for long. Repeat this `turns` times from other positions. The grammars in `kept` have processed these
-    answers before.
+    """Time STEPS steps for `count` rows at different positions in their answers, `turns` times. The grammars
+    in `kept` have already processed these answers.
     """
     found = Together.of(sides)
     long = [(case, answer) for case in cases for answer in case.answers if len(answer) > STEPS]
@@ -130,8 +127,8 @@ def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, 
 
 
 def in_step(sides: Sequence[Side], case: Case, count: int, backwards: bool) -> Together:
-    """Time `count` rows that generate the same answer in lockstep, directly after the schema's compilation,
-    so that all rows reach states for which the library has computed nothing yet.
+    """Time `count` rows that generate the same answer in lockstep. The schema is newly compiled, so the
+    library has no cached masks.
     """
     found = Together.of(sides)
     rows = {side.name: side.begin([side.compile(case)] * count, [[]] * count) for side in sides}

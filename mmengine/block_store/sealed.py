@@ -1,10 +1,9 @@
-"""Writes and checks the header of a stored value, which proves that the value is complete and belongs to its
-key.
+"""Writes and checks the header of a value in the block store. The header proves that the value is complete
+and was stored under its key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 
-The digest is BLAKE2b over the key and the payload. A value that was stored under another key is therefore
-invalid.
+The digest is BLAKE2b over the key and the payload.
 """
 
 import hashlib

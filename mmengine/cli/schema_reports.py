@@ -1,6 +1,4 @@
-"""The work of `mmengine schema check`: reads JSON schema files, checks each schema, and prints the
-results.
-"""
+"""Implements `mmengine schema check`: reads JSON schema files, checks each schema, and prints the results."""
 
 import codecs
 import sys
@@ -107,7 +105,7 @@ def _schema_in(path: Path) -> object:
 
 
 def print_reports(checked: Iterator[Checked], as_json: bool) -> int:
-    """Print the results, as JSON lines while they arrive or as a table, and return the exit code."""
+    """Print the results as JSON lines or as a table, and return the exit code."""
     reports = list(_printed(checked)) if as_json else list(checked)
     verdicts = Counter(each.report.verdict if each.report else "unreadable" for each in reports)
     if as_json:
@@ -157,9 +155,7 @@ def _print_one(checked: Checked) -> None:
 
 
 def _grouped(notes: tuple[Note, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the text of each distinct note once, with the JSON pointers to the note's places in the
-    schema.
-    """
+    """Yield each distinct note's text once, with JSON pointers into the schema."""
     ordered = sorted(notes, key=lambda note: note.text)
     for text, group in groupby(ordered, key=lambda note: note.text):
         places = [note.pointer for note in group]

@@ -12,11 +12,11 @@ from mmengine.core.step_result import drafted_event
 
 
 class HostDrivenCore(EngineCore):
-    """An EngineCore whose step is split into two halves. Between the two halves, the host executes the step.
+    """An EngineCore with `begin_step` and `finish_step` instead of `step`. The host executes the step in
+    between.
 
-    The host calls `begin_step` and `finish_step` instead of `step`. The host already has the result when it
-    calls `finish_step`, so the executor's `collect` must return at once. The log records that a host drove
-    the engine. A replay then collects each step at the point at which the host called `finish_step`.
+    The host already has the result when it calls `finish_step`, so the executor's `collect` must return at
+    once. A replay collects each step where the host called `finish_step`.
     """
 
     is_host_driven: ClassVar[bool] = True
@@ -29,9 +29,9 @@ class HostDrivenCore(EngineCore):
     def begin_step(self) -> Outputs:
         """Process arrivals, decide the next step, write the events to the log, and dispatch the step.
 
-        This is the first half of a step. It never waits for a step in flight. Nothing is dispatched while
-        max_in_flight steps run, or if no request can run now. Returns the outputs of requests that ended.
-        While the log cannot be written, no step starts, and the next call tries again.
+        Never waits for a step in flight. Nothing is dispatched while max_in_flight steps run, or if no
+        request can run now. Returns the outputs of requests that ended. While the log cannot be written, no
+        step starts, and the next call tries again.
         """
         if not self._is_decided and len(self._dispatched) < 1 + self._overlaps:
             self._process_arrivals()
@@ -41,8 +41,8 @@ class HostDrivenCore(EngineCore):
     def finish_step(self) -> Outputs:
         """Collect the oldest dispatched step, end complete requests, and write the events to the log.
 
-        This is the second half of a step. Returns the step's outputs. While the log cannot be written, the
-        outputs are empty, and the next call of `begin_step` or `finish_step` returns the missing outputs.
+        Returns the step's outputs. While the log cannot be written, the outputs are empty, and the next call
+        of `begin_step` or `finish_step` returns the missing outputs.
         """
         if self._scheduler.ends_leavers_first:
             self._end_leavers()

@@ -25,11 +25,11 @@ class Appended(EventBase, frozen=True):
     other tokens. The positions of the request's media are relative to token `num_kept`. The prompt and the
     answer become part of the session if the request ends by stop or length.
 
-    `num_opening`: how many of the request's first tokens connect it with the previous turn, for example the
-    previous turn's end and the new turn's header. These tokens are dropped if the previous turn is dropped.
-    `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 1: the request ends
-    inside a video, and the next request may add frames; 2: the request also begins inside a video that the
-    previous request left open; 0: neither.
+    `num_opening`: number of leading tokens that connect the request with the previous turn, such as the
+    end-of-turn token and the new turn's header. These tokens are dropped if the previous turn is dropped.
+    `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 0: no open video;
+    1: the request ends inside a video, and the next request may add frames; 2: the request also begins inside
+    a video.
     """
 
     session_id: str
@@ -41,9 +41,9 @@ class Appended(EventBase, frozen=True):
 
 
 class Leased(EventBase, frozen=True):
-    """Decision: the session's request is about to end, and the session keeps a lease on the request's full
-    blocks, so that they are not evicted. The new lease has the old lease's first `num_kept` blocks, followed
-    by `blocks` (int32). The old lease's other blocks are released.
+    """Decision: the session leases its ending request's full blocks, which protects them from eviction. The
+    new lease has the old lease's first `num_kept` blocks, followed by `blocks` (int32). The old lease's other
+    blocks are released.
     """
 
     session_id: str
@@ -53,8 +53,8 @@ class Leased(EventBase, frozen=True):
 
 class LeaseTaken(EventBase, frozen=True):
     """Decision: a session keeps only the first `num_kept` blocks in its lease. The lease's other blocks can
-    be evicted, and the engine may then have to compute their contents again. `reason`: "no free blocks", or
-    "session_blocks" if all leases together have more blocks than the setting `session_blocks` allows.
+    be evicted. `reason`: "no free blocks", or "session_blocks" if all leases together have more blocks than
+    the setting `session_blocks` allows.
     """
 
     session_id: str

@@ -1,8 +1,8 @@
-"""Reads the logs of replicas, one per process: which requests a replica had, and which tokens it computed.
+"""Reads the replicas' logs, to find each replica's requests and the tokens that the replica computed.
 
-If no process holds a log's lock, the log's process has ended, and the log shows everything that the process
-did. If the lock is held, the process may still compute the open requests in its log. No other replica
-computes these requests until this process has ended them.
+A process writes its own log. If no process holds the log's lock, the log is complete. If the lock is held,
+the process may still compute the log's open requests. No other replica computes these requests until the
+process has ended them.
 """
 
 import asyncio

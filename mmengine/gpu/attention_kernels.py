@@ -1,10 +1,9 @@
 """Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head
-(attention_tiles.py). A program computes one tile after another, and reads KEYS keys at a time. Each span of
-SPAN keys, counted from the row's position 0, gets its own softmax, which is joined with the softmax of the
-earlier spans. Therefore several programs may share the spans of one tile. Their stored softmaxes are joined
-in the order of the spans, so the result has the same bits as with one program.
+A tile contains consecutive queries from a single row (request), each with all heads that share a KV head
+(attention_tiles.py). A program computes one tile after another, and reads KEYS keys at a time. The row's keys
+are divided into spans of SPAN keys. Each span gets its own softmax, and the softmaxes are joined in order.
+The result therefore has the same bits if several programs share a tile's spans.
 """
 
 import torch
@@ -37,8 +36,7 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     """Return `x` in `dtype`. With IS_FP8, `x` contains float8_e4m3fn bytes.
 
-    Sign, exponent and mantissa of the byte are moved to their positions in a float16. This
-    float16 is the byte's value divided by 256, so it is multiplied by 256.
+    The byte's bits are shifted into a float16's layout. The factor 256 corrects the exponent's bias.
     """
     if IS_FP8:
         bits = x.to(tl.uint16)
@@ -160,9 +158,7 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts of the tiles that several programs computed, in the order in which one program would
-    compute the parts.
-    """
+    """Join the stored softmaxes for each shared tile, in the order of its spans."""
     kv_head = tl.program_id(1)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
     inside = lanes < HEAD_DIM

@@ -1,9 +1,8 @@
-"""Linear layers in which the bits of a row's result do not depend on the row count or the row's index.
+"""Batch-invariant linear layers: a row's bits do not depend on the row count or the row's index.
 
-cuBLAS chooses a kernel by the row count, and the kernel determines how sums are split. In this module, a
-program computes one tile of the result and sums over the whole depth in a fixed order. Tile sizes depend on
-the dtype and the layer's width, never on the row count, and the same binary serves any row count. The rows in
-a tile do not influence each other; missing rows are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel by the row count, and the kernel determines how sums are split. Here, a program
+computes one tile of the result and sums over the whole depth in a fixed order. Tile sizes depend only on the
+dtype and the layer's width. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -14,24 +13,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 8  # number of row tiles that read the same weights at a time, so that L2 provides the weights
+GROUP = 8  # number of row tiles that run together and share weights in the L2 cache
 ALIGNED = 16  # alignment of addresses in bytes; for other addresses Triton compiles another kernel
 
 
 class Tile(NamedTuple):
-    """The part [rows, columns] of y that one program computes, and how the program sums."""
+    """The tile [rows, columns] of y that one program computes, and the parameters of the program's loop."""
 
     rows: int
     columns: int
-    depth: int  # number of products that are added to a sum at once
+    depth: int  # the loop's step along the depth
     stages: int  # length of the prefetch pipeline
 
 
-# A layer uses the widest of these tiles that divides its columns into at least MANY tiles. In a decode step
-# with a single row tile, about 2 MB of weights are then in flight: as much as a GPU's memory delivers during
-# its latency. These tiles have 64 rows, because sm_90's wgmma needs at least 64. A step with a single row is
-# memory-bound, so the empty rows cost little time. Below sm_90, all tiles fit into the 99 KiB of shared
-# memory that smaller GPUs have.
+# A layer uses the widest tile that divides its columns into at least MANY tiles. A decode step with a single
+# row tile then has about 2 MB of weights in flight, enough to hide the memory latency. The tiles have 64
+# rows, because sm_90's wgmma needs at least 64. Empty rows cost little time, because small steps are
+# memory-bound. On GPUs below sm_90, all tiles fit into 99 KiB of shared memory.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
 # float32 does not use tensor cores, because they would round it to TF32.

@@ -1,5 +1,5 @@
-"""Triton kernels that filter, mask and sample logits, with the results of runtime/sampling/filters.py and
-gumbel.py.
+"""Triton kernels that filter, mask and sample logits, with the same results as runtime/sampling/filters.py
+and gumbel.py.
 
 `draw` and `keep_allowed` divide each row into chunks. One program per chunk stores the best token of the
 chunk, and torch then takes the best of these tokens. The other kernels have one program per row.
@@ -17,7 +17,7 @@ CHUNK = 4096
 def _noise(bits):
     """Return standard Gumbel noise for 32 random bits, as runtime/sampling/gumbel.py defines it."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
-    # log1p(-u), computed only with log by Kahan's formula, which cancels the rounding error of 1 - u.
+    # log1p(-u) by Kahan's formula, which needs only log and cancels the rounding error of 1 - u.
     rest = 1.0 - uniform
     lost = rest - 1.0
     logs = tl.where(lost == 0.0, -uniform, tl.log(rest) * (-uniform / tl.where(lost == 0.0, 1.0, lost)))
@@ -29,8 +29,8 @@ def _scaled(logits, largest, temperature):
     return tl.div_rn(logits - largest, temperature)
 
 
-# `least` may point into a tensor with any alignment. Without this option, Triton would compile a kernel for
-# each new alignment, in the middle of a step.
+# `least` may have any alignment. Without this option, Triton would compile a kernel for each new alignment
+# during a step.
 @triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
@@ -76,10 +76,10 @@ def _top_p_kernel(
 ):
     """Each program finds the bound of one row. See `top_p_bound`.
 
-    A token is kept if all tokens with higher logits together have less mass than `top_p`. Tokens are ordered
-    by distance: the scaled difference between the row's largest logit and the token's logit. A distance is a
-    non-negative float, and the bits of such floats, read as integers, have the same order. The largest kept
-    distance is therefore found by a search over its bits, two bits per iteration.
+    A token is kept if the tokens with higher logits have less mass than `top_p`. A token's distance is the
+    scaled difference between the row's largest logit and the token's logit. The kernel searches for the
+    largest kept distance bit by bit, two bits per iteration. This works because non-negative floats have the
+    same order as their bits, read as integers.
     """
     row = tl.program_id(0).to(tl.int64)
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
@@ -175,9 +175,10 @@ def draw(
 ) -> torch.Tensor:
     """Return an int64 tensor [r] with a sampled token for each row of the float32 logits [r, vocab].
 
-    filters.apply_temperature and gumbel.gumbel_noise give the same tokens. A token is a candidate if (logit -
-    `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least` are float32
-    [r]. `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is contiguous.
+    Samples the same tokens as filters.apply_temperature with gumbel.gumbel_noise. A token is a candidate if
+    (logit - `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least`
+    are float32 [r]. `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is
+    contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -190,8 +191,8 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return the argument `least` of `draw`, a float32 tensor [r]. It is a bound that keeps the likeliest
-    tokens until their mass reaches `top_p`.
+    """Return the argument `least` for `draw`, float32 [r]. This bound keeps the likeliest tokens until their
+    mass reaches `top_p`.
 
     Tokens that tie with the last kept token are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """

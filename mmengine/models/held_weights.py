@@ -43,12 +43,12 @@ class HeldWeights:
         return weight
 
     def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
-        """Record the GGUF types of tensors, and other codes that are always dequantised. `as_codes`: whether
-        these tensors are held in GGUF's blocks; otherwise they are held as dequantised values.
+        """Record the formats of GGUF and other quantised tensors. `as_codes`: whether memory contains GGUF's
+        blocks (True) or dequantised values.
         """
         for entry in entries:
-            # `text` normally describes a dequantised tensor with a coding by the coding. The tensor's GGUF
-            # type is recorded only if `text` names GGUF types anyway.
+            # `text` names a dequantised tensor by its coding, if any. The GGUF type is then recorded only if
+            # `text` names other GGUF types.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:

@@ -1,9 +1,8 @@
-"""Describes a rank's part of a model that is split over several ranks, and how the ranks add their results.
+"""Describes tensor parallelism: each rank's shard of the model, and the sum over the ranks.
 
-The first linear layer in attention or in an MLP is cut by its outputs (columns of x W^T). Each rank then has
-some heads, or some of the MLP's intermediate values. The second linear layer is cut by its inputs (rows). A
-decoder layer therefore needs only two sums over the ranks. mmengine/models/decoder/sharding.py lists how each
-weight is cut.
+The first linear layer in attention or in an MLP is column-parallel: each rank has some heads, or some
+intermediate values. The second linear layer is row-parallel. A decoder layer therefore needs only two
+all-reduces. mmengine/models/decoder/sharding.py lists how each weight is cut.
 """
 
 from collections.abc import Callable
@@ -20,8 +19,7 @@ class Shard:
     """Rank `rank` among `size` ranks.
 
     `all_reduce`: takes this rank's tensor and returns the sum over all ranks, possibly in the same tensor.
-    All ranks get the same bits. Only rank 0 has the parts that are not cut and are used once per step: the
-    vision tower and the LM head.
+    All ranks get the same bits. Only rank 0 has the vision tower and the LM head, which are not sharded.
     """
 
     rank: int

@@ -1,5 +1,5 @@
-"""Selects the decision rules with which a recorded log is verified. A recorded log contains the decisions of
-another engine, such as vLLM, which is called the host. The rules depend on the host's version.
+"""Selects the decision rules with which a recorded log is verified. A recorded log contains decisions by
+another engine, such as vLLM, called the host. The rules depend on the host's version.
 """
 
 import re
@@ -8,14 +8,13 @@ from typing import NamedTuple
 from mmengine.core.decide.deciders import nearest_compat
 from mmengine.events import vocabulary as ev
 
-# A key in STARTED's `fingerprints`. The value is a text with the host's features that mmengine's copies of
-# the host's rules do not model.
+# A key in STARTED's `fingerprints`. The value lists the host's features that mmengine's rules do not model.
 UNMODELLED = "not_derived"
 _SETTING = "vllm."
 
 
 def is_setting(fingerprint: str, value: str) -> bool:
-    """Return whether a fingerprint holds a number or a flag from the host's settings, rather than a text."""
+    """Return whether a fingerprint is a number or a flag from the host's settings."""
     return fingerprint.startswith(_SETTING) and bool(re.fullmatch(r"True|False|[0-9.]{1,20}", value))
 
 
@@ -48,7 +47,7 @@ def rules_for(started: ev.Started) -> HostRules:
 
 
 def _changed_settings(started: ev.Started) -> str:
-    """Return a text with the vLLM settings whose values mmengine's copy of vLLM's rules does not model."""
+    """Return a text with the vLLM settings whose values mmengine's rules do not model."""
     facts, config = started.fingerprints, started.config
     expected = {
         "hash_block_size": (str(config.get("block_size")),),

@@ -1,6 +1,6 @@
-"""Stores the sampling parameters and other request data that steps need, in columns on the host.
+"""Stores each row's sampling parameters and other request data in columns on the host.
 
-A column has an entry for each row of the batch. The entry is set when a request is admitted to the row.
+A row's values are set when a request is admitted to the row.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,7 @@ from mmengine.runtime.repetition_watcher import RepetitionWatcher
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
-# Bits of the column `options`. Each bit stands for a feature that the row's request uses beyond greedy
-# sampling.
+# Bits of the column `options`: the features beyond greedy sampling that the row's request uses.
 RANDOM = 1
 TOP_K = 2
 TOP_P = 4
@@ -28,10 +27,10 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
-CLOSES = 2048  # at the end of the token budget, tokens that complete the grammar's text are chosen
+CLOSES = 2048  # the grammar's text is completed when max_tokens is near
 HISTORY = 4096  # rules that depend on earlier tokens: no-repeat n-grams, biased sequences
 TYPICAL = 8192
-THINKING = 16384  # the reasoning has a token budget of its own
+THINKING = 16384  # the reasoning has its own token budget
 REPETITION = 32768  # a repetition ends the answer
 CONFIDENCE = 65536  # each token's probability among the allowed tokens is computed
 
@@ -63,10 +62,9 @@ COLUMNS = np.dtype(
 
 
 class RowColumns:
-    """A record for each row in `columns` (dtype COLUMNS), and a few lists that do not fit into a column.
+    """Each row's values in `columns` (dtype COLUMNS), and lists that do not fit into a column.
 
-    Token ids outside the vocabulary are left out of `bias` and `blocked`, because such tokens are never
-    sampled.
+    `bias` and `blocked` omit token ids outside the vocabulary.
     """
 
     def __init__(
@@ -79,11 +77,9 @@ class RowColumns:
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
-        # For each row with a bias: token ids (int64), and the values that are added to their logits
-        # (float32).
+        # For each row with a bias: token ids (int64) and their biases (float32).
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # For rows with MIN_TOKENS: ids that must not be sampled yet. The first of these ids fills unused
-        # entries.
+        # For rows with MIN_TOKENS: ids that must not be sampled yet, padded with the first id.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self.repetitions = RepetitionWatcher(max_rows)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
@@ -128,8 +124,8 @@ class RowColumns:
             self.repetitions.admit(row, request, admission.token_ids)
 
     def has_repeated(self, row: int) -> bool:
-        """Return whether the answer had repeated itself before the row was admitted. If so, the answer's
-        grammar is being completed.
+        """Return whether the answer had repeated itself before the row was admitted. The grammar's text is
+        then completed.
         """
         return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 
@@ -184,8 +180,7 @@ class RowColumns:
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Return the records of `rows` [n]. Do not write to the result.
 
-        While the rows stay the same and no request is admitted, as in decoding, each call returns the same
-        array.
+        Calls with the same rows return the same array until a request is admitted.
         """
         key = rows.tobytes()
         if key != self._rows_of_last:
@@ -195,7 +190,7 @@ class RowColumns:
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:
         """Write the rotary positions of the step's tokens to `out`, int64 [3, t].
 
-        Rows that are still in their prompts are handled in a loop that copies their stored positions.
+        Rows in prefill get their stored prompt positions, in a loop over the rows.
         """
         columns = self.of(plan.rows)
         delta = columns["delta"]
@@ -217,7 +212,7 @@ class RowColumns:
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
-    """Return the biased sequences that have several tokens, each with its bias.
+    """Return the biased sequences with several tokens, each with its bias.
 
     The bias is added to the logit of the sequence's last token if the other tokens directly precede it.
     """

@@ -46,8 +46,8 @@ PARTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-# GGUF name -> transformers name for a layer's tensors whose transformers names lack the ending `.weight` or
-# `.bias`.
+# GGUF name -> transformers name for a layer's tensors without the suffix `.weight` or `.bias` in
+# transformers.
 _NAMED = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 # GGUF name -> transformers name for the tensors of a multi-token-prediction head.
 _HEAD = {
@@ -71,9 +71,9 @@ _HEAD_LAYER = re.compile(r"blk\.\d+\.nextn\.(\w+)\.weight")
 class GGUFEntry(TensorEntry):
     """A tensor in a GGUF file, with methods that decode it.
 
-    `paired_heads`: 0, or the number of heads (of d rows each) if the file stores the rows of a head in the
-    order 0, d/2, 1, d/2 + 1, …. The methods return such rows in the order 0, 1, 2, …, in which safetensors
-    files store them. `adjust`: how `pieces` changes the stored values of a vector.
+    `paired_heads`: the number of heads (d rows each) if the file stores a head's rows in the order 0, d/2, 1,
+    d/2 + 1, …; else 0. The methods return the rows in the order 0, 1, 2, …, as in safetensors files.
+    `adjust`: how `pieces` changes a vector's stored values.
     """
 
     type: StoredType
@@ -85,10 +85,10 @@ class GGUFEntry(TensorEntry):
         return True
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) along the first dimension, in pieces.
+        """Yield rows [begin, end) along the first dimension, in chunks.
 
-        A piece is the index of its first row, counted from `begin`, and its values, float32 [n, *shape[1:]].
-        Raises ModelError if the file cannot be read.
+        A chunk is (index of the first row, relative to `begin`; values, float32 [n, *shape[1:]]). Raises
+        ModelError if the file cannot be read.
         """
         row_values = self.num_values // self.shape[0]
         if row_values % self.type.values:  # The tensor is a vector, so a row is a single value.
@@ -144,8 +144,8 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Join the blocks in `found` to rows with `k` codes. Return the rows with the indices `places`, in
-        this order. Raises ModelError for values that no GGUF writer produces.
+        """Return the rows with the indices `places`, in this order, each with `k` codes. Raises ModelError
+        for values that no GGUF writer produces.
         """
         if self.type.coding == Coding("int8", 32):
             self._check_signed(found.codes)
@@ -163,7 +163,7 @@ class GGUFEntry(TensorEntry):
         return self.num_bytes // self.type.bytes * self.type.values
 
     def _order(self) -> np.ndarray:
-        """Return the index in the file of each row, int64 [rows]."""
+        """Return each row's index in the file, int64 [rows]."""
         places = np.arange(self.shape[0])
         return (
             places.reshape(self.paired_heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -173,7 +173,7 @@ class GGUFEntry(TensorEntry):
 
     def _read(self, begin: int, end: int) -> np.ndarray:
         """Return the values [begin, end), which must be whole blocks, as writable float32 [end - begin]."""
-        # A damaged scale may overflow or be NaN, and must not make numpy print a warning.
+        # Suppress numpy's warnings about damaged scales, which may overflow or be NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
         # float32 values are a read-only view of the bytes, and torch warns about read-only arrays.
@@ -222,9 +222,7 @@ def tensor_entries(
 
 
 def _each_expert(container: Container, parts: Mapping[str, str]) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield every tensor with its transformers name, and the experts of a stack one by one. Raises
-    ModelError.
-    """
+    """Yield every tensor with its transformers name, and each expert as its own tensor. Raises ModelError."""
     num_matrices = 0
     for tensor in container.tensors.values():
         stack = _STACK.fullmatch(tensor.name)

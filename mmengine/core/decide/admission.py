@@ -34,13 +34,12 @@ class Admission:
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
         """Return ADMITTED for the first waiting request that can start, or None.
 
-        `may_start` selects the candidates; None: all waiting requests. Instead of ADMITTED, the result is
-        FETCHED if a block store has more of the request's prefix than the prefix cache, and LEASETAKEN if
-        blocks of a session's lease must be freed first. Only vLLM's rules return EVICTED.
+        `may_start` selects the candidates; None: all waiting requests. Returns FETCHED instead if a block
+        store has a longer prefix than the prefix cache. Returns LEASETAKEN instead if a session's lease must
+        first free blocks. Only vLLM's rules return EVICTED.
 
-        A request is passed over while it waits for a grammar, for a block store, for an adapter's place, for
-        the encoder, or for the prefill of its group's leader. If a request waits for free blocks, all later
-        requests wait too.
+        A request is skipped while it waits for a grammar, a block store, an adapter slot, the encoder, or its
+        group leader's prefill. If a request waits for free blocks, all later requests wait too.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
@@ -78,8 +77,8 @@ class Admission:
         return None
 
     def first_large_item(self, view: View, may_start: MayStart) -> tuple[RequestView, int] | None:
-        """Return the first waiting request that could start if its large item were encoded, and the item's
-        index. None: there is no such request.
+        """Return the first waiting request that waits only for a large media item's encoding, and the item's
+        index. Returns None if no request does.
 
         A large item is encoded in parts before its request starts. The search ends at the first request that
         blocks all later requests.
@@ -134,10 +133,10 @@ class Admission:
         return whole_chunk(view, req_state, start.num_computed, length) if length else 0
 
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
-        """Return the number of blocks that must be free so that the request can start with `length` tokens.
+        """Return how many blocks must be free before the request can start with `length` tokens.
 
-        The request needs its new blocks, or its reserved blocks if these are more. Prefix hits that no
-        request holds are free blocks, so they are counted too.
+        Counts the request's new blocks, or its reserved blocks if these are more. Also counts prefix hits
+        that are on the free list.
         """
         num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
@@ -146,11 +145,11 @@ class Admission:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft, to which a decision's encoder work is added."""
+        """Return an empty EncoderDraft, which collects a decision's encoder work."""
         return EncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
-        """Return the adapters' places, or None if the engine has no adapters."""
+        """Return the adapter slots, or None if the engine has no adapters."""
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
@@ -180,8 +179,9 @@ class Admission:
     def _admission(
         self, view: View, req_state: RequestView, start: Start, length: int, draft: EncoderDraft
     ) -> ev.Admitted | ev.LeaseTaken | None:
-        """Return ADMITTED for a chunk of `length` tokens. If too few blocks are free, return LEASETAKEN if a
-        lease can free the missing blocks, or else None."""
+        """Return ADMITTED for a chunk of `length` tokens. If blocks are short, return LEASETAKEN if a lease
+        can free enough blocks, else None.
+        """
         if lacking := self._num_lacking(view, req_state, start, length):
             return _take_back(view, start, lacking)
         cached = start.cached
@@ -216,8 +216,9 @@ class Admission:
     ) -> ev.Fetched | ev.LeaseTaken | Passed | None:
         """Return FETCHED for the blocks that a store offers beyond the prefix hits.
 
-        Returns PASSED while another request fetches the same blocks. If too few blocks are free, returns
-        LEASETAKEN if a lease can free the missing blocks, or else None."""
+        Returns PASSED while another request fetches the same blocks. If blocks are short, returns LEASETAKEN
+        if a lease can free enough blocks, else None.
+        """
         count = req_state.num_offered - len(start.cached)
         if lacking := self._num_lacking(view, req_state, start, count * view.block_size):
             return _take_back(view, start, lacking)
@@ -246,7 +247,7 @@ def most_blocks(view: View, num_tokens: int) -> int:
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:
     """Return the decision with a free state slot for the row.
 
-    If the row continues from a kept state in a free slot, that slot is chosen only if no other slot is free.
+    The slot that holds the row's starting state is chosen only if no other slot is free.
     """
     slots = view.states.peek(2)
     slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)

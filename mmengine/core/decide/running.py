@@ -47,8 +47,9 @@ class RunningRows:
         return taken if taken is not None else self.relieve(view, wanted, short, further)
 
     def wanted_by(self, view: View, rows: ReadOnlyArray) -> Wanted:
-        """Return the tokens that `rows` get if enough blocks are free. Rows get tokens in order until a
-        budget is used up."""
+        """Return the tokens that `rows` get if enough blocks are free. Rows get tokens in order until the
+        token budget is used up.
+        """
         wanted = self.tokens_left(view, rows)
         draft = None
         plain = len(rows) <= view.tokens_left and np.count_nonzero(wanted != 1) == 0
@@ -68,7 +69,7 @@ class RunningRows:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft, to which a decision's encoder work is added."""
+        """Return an empty EncoderDraft, which collects a decision's encoder work."""
         return EncoderDraft(view)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
@@ -109,8 +110,8 @@ def with_drafts(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarr
 def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Preempted:
     """Return PREEMPTED for the row that the policy selects.
 
-    The row's KV is swapped out if the host pool has room for the KV, and `preempt_mode` prefers swapping.
-    "swap" always prefers swapping. "auto" prefers swapping if a swap costs less than computing the KV again.
+    The row's KV is swapped out if it fits into the host pool and `preempt_mode` prefers swapping. "swap"
+    always prefers swapping; "auto" only if a swap costs less than a recompute.
     """
     config, row = view.config, view.policy.victim(view)
     req_state = view.requests_by_row[row]
@@ -120,10 +121,10 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
     free = view.free_host_blocks
     cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
-    # If a request were swapped out in the middle of its prompt, its prompt logprobs so far would be lost.
+    # A swap in the middle of the prompt would lose the prompt logprobs computed so far.
     if req_state.request.sampling.prompt_logprobs is not None:
         wanted = wanted and int(view.num_tokens[row]) > req_state.num_prompt
-    if config.num_state_slots:  # recurrent states are computed again, or copied from a kept state
+    if config.num_state_slots:  # recurrent states are never swapped
         wanted = False
     if not wanted or not 0 < num_blocks <= len(free) or view.scheduled[row]:
         return ev.Preempted(name, row, "recompute", "no free blocks", for_row=for_row, for_tokens=for_tokens)
@@ -133,8 +134,9 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
 
 
 def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Return `wanted` plus the tokens that steps in flight will add to the rows. Rows that end with these
-    tokens, or must wait for them (core/state/overlap.py), get 0."""
+    """Return `wanted` plus the tokens that steps in flight will add to the rows. Rows that finish with these
+    tokens, or must wait for them (core/state/overlap.py), get 0.
+    """
     pending = view.num_pending[rows]
     waits = (pending > 0) & (view.num_tokens[rows] + pending >= np.abs(view.runs_ahead_to[rows]))
     wanted = wanted + pending
@@ -171,8 +173,9 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Return `wanted`, in which chunks end before embeddings that exceed the encoder's limits. No chunk ends
-    inside a run that must not be split. `media`: indices into `rows` of the chunks that reach embeddings."""
+    """Return `wanted`, with chunks shortened to end before embeddings that exceed the encoder's limits.
+    Chunks never split an atomic run. `media`: indices into `rows` whose chunks reach embeddings.
+    """
     wanted = wanted.copy()
     for place in media.tolist():
         left = max(0, view.tokens_left - int(wanted[:place].sum()))

@@ -20,9 +20,9 @@ from mmengine.request import Request, run_start
 class Start(NamedTuple):
     """A position in the prompt at which a request can start to compute.
 
-    `cached`: blocks that the request shares, int32: the blocks of the first block group, then of the second,
-    and so on. `num_computed`: number of tokens whose KV exists or is copied. `copy_from`: the block to copy,
-    or NO_BLOCK. `swap_in`: whether the request's own KV is copied back from the host.
+    `cached`: shared blocks, int32, in the order of the block groups. `num_computed`: number of tokens whose
+    KV exists or is copied. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`: whether the request's own
+    KV is copied back from the host.
 
     With recurrent states: `state_from` is the slot that holds the state after the shared blocks. `num_shared`
     is how many tokens the request could share if each block had a kept state.
@@ -79,12 +79,11 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 
 
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
-    """Return a start that shares the group leader's blocks, after the leader's prompt was computed.
+    """Return a start that shares the group leader's blocks.
 
     The request computes only the last prompt token; with atomic runs, the whole run that contains this token.
-    Full blocks before the first computed token are shared. A block that contains the first computed token and
-    also earlier tokens is copied. Returns None while the request waits for the leader, and `_NOTHING_SHARED`
-    if nothing can be shared.
+    Full blocks before the first computed token are shared; a partly filled block is copied. Returns None
+    until the leader has computed the prompt, and `_NOTHING_SHARED` if nothing can be shared.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
@@ -96,7 +95,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
         return None if comes_first and not leader.cancelled else _NOTHING_SHARED
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
-        return None  # a step copies blocks before it computes or swaps in their KV, so the copy must wait
+        return None  # a step copies blocks first, so the leader's KV must exist before the step
     if view.config.num_state_slots or view.num_groups > 1:
         return _NOTHING_SHARED  # models with recurrent states or windows share only by prefix hits
     last = req_state.num_prompt - 1

@@ -1,9 +1,9 @@
 """Decides when a draft trial has lost too much time, and when the next trial may begin.
 
-A trial is a period in which drafts are on, to find out whether they save time. All times come from the step
-times in the log, in ns. During a trial, the time of each step with drafts is compared with the time that as
-many tokens take without drafts. The step's time then includes a share of the time for reading prompts. The
-next trial begins when the last trial's loss is small compared with the time since drafts were turned off.
+A trial turns drafts on to find out whether they save time. All times come from the step times in the log, in
+ns. Each step with drafts is compared with the time that as many tokens take without drafts. A step with
+drafts is also charged for a share of the draft head's prompt reading. The next trial begins when the last
+trial's loss is small compared with the time since drafts were turned off.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -19,8 +19,8 @@ COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "is_proven")
 
 
 class DraftTrials:
-    """Accounts for the time that trials lose. `waits`: bucket -> (the last trial's loss in ns, time on
-    `clock_ns` before which no other trial begins).
+    """Accounts for the time that trials lose. `waits`: batch-size bucket -> (last trial's loss in ns,
+    earliest `clock_ns` for the next trial).
     """
 
     def __init__(self, waits: dict[int, tuple[int, int]]) -> None:
@@ -57,7 +57,7 @@ class DraftTrials:
         """
         lost_ns = min(ns - without_ns, MOST_NS)
         self.num_drafted += drafts > 0
-        if made and not self.num_drafted:  # a drafter first had to read tokens that it had missed
+        if made and not self.num_drafted:  # the drafter catches up with tokens that it missed
             self.sunk_ns = min(self.sunk_ns + max(lost_ns, 0), MOST_NS)
         else:
             self.lost_ns = max(min(self.lost_ns + lost_ns, MOST_NS), -KEPT_GAIN * plain_ns)
@@ -80,8 +80,9 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return how many steps are left until the next trial in this bucket, if each step takes `plain_ns`.
-        The waiting times of other buckets with up to 1.5 times as many rows count too."""
+        """Return the number of steps, each `plain_ns` long, until this bucket's next trial. Buckets with up
+        to 1.5 times as many rows also delay the trial.
+        """
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

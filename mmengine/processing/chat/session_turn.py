@@ -1,9 +1,8 @@
-"""Renders one piece of a user's turn, because the prompt of a session is written piece by piece. Also joins
-the videos of several pieces into one.
+"""Renders a session's prompt with the chat template, a piece of a user's turn at a time. Also joins the
+videos in several pieces.
 
-The first piece of a session opens a turn, and so does the first piece after an answer. Other pieces continue
-the turn, and a piece that asks for an answer closes the turn. The template's text around a piece is found by
-rendering the piece between two marks.
+A session's first piece opens a turn, and so does the first piece after an answer. A piece that asks for an
+answer closes the turn. To find the template's text around a piece, the piece is rendered between two markers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +12,14 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
 from mmengine.processing.chat.template import ChatTemplate
 
-# Marks of the beginning and the end of a piece, and of the preceding answer. Like CUT in content_parts.py,
-# these marks are high surrogates, which no user text contains.
+# Markers for a piece's beginning and end, and for the preceding answer. The markers are high surrogates,
+# which no user text contains.
 _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """A rendered piece. `text`: the piece with the template's text around the piece. `opening`: the beginning
-    of `text`, before the piece's own content, with which the template ends the preceding turn and opens this
-    turn.
+    """A rendered piece. `text`: the piece with the template's text around the piece. `opening`: the start of
+    `text`, which ends the preceding turn and opens this turn.
     """
 
     text: str
@@ -41,7 +39,7 @@ def render_turn(
 
     `parts`: the plain content of a user message. `opens`: "first" if the piece begins the session's first
     turn, "next" if it begins a later turn, "" if it continues a turn. `closes`: whether the answer comes
-    next. Raises InvalidRequest if the template drops the marks.
+    next. Raises InvalidRequest if the template drops the markers.
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":

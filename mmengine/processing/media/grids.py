@@ -1,8 +1,8 @@
 """Media settings of models with dynamic resolution ("smart resize").
 
-Each side of an image is rounded to a multiple of the side length, in pixels, that an embedding covers. The
-aspect ratio is kept, and the pixel count is brought into a range. Video frames are sampled at a rate. Sizes
-and sampling follow transformers' processors for these models.
+Each side of an image is rounded to a multiple of an embedding's side length in pixels. The aspect ratio is
+kept, and the pixel count is brought into a range. Image sizes and video sampling follow transformers'
+processors for these models.
 """
 
 import json

@@ -41,8 +41,8 @@ def queue_view(navigator: Navigator) -> Table:
 
 
 def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
-    """Return the number of the step that is open or will be decided next, and the reason for each request
-    that is not in this step. The number is -1 if this build's rules do not apply.
+    """Return the open or next step's number, and the reason for each request that is not in this step. The
+    number is -1 if this build's rules do not apply.
     """
     state, start = navigator.state, navigator.position
     if state.is_open or state.preempted_in_step:
@@ -66,8 +66,8 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
 
 
 def drafts_view(navigator: Navigator) -> Table:
-    """Return a table that counts each live request's drafts: the current drafts, and the drafts that were
-    verified and accepted in the last RECENT_RECORDS records.
+    """Return a table with each live request's current drafts, and the counts of verified and accepted drafts
+    in the last RECENT_RECORDS records.
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}
@@ -109,9 +109,9 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
-    """Return four values about the open or next step: its number, its logged decisions from this position on,
-    the decisions that this build's rules make from this position's state on, and the exception that the rules
-    raised, as text, or "".
+    """Return the open or next step's number, its logged decisions from this position on, this build's
+    decisions from the same state, and an error. The error is the exception that this build's rules raised, as
+    text, or "".
     """
     logged: list[ev.Event] = []
     step = -1
@@ -137,9 +137,7 @@ def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.E
 
 
 def decision_table(navigator: Navigator) -> Block:
-    """Return a table with the decisions of the open or next step: the log's in one column, and this build's
-    in another.
-    """
+    """Return a table that compares the log's and this build's decisions for the open or next step."""
     step, logged, decided, error = decisions_here(navigator)
     if step < 0:
         return Text(["no step is decided after this position"])

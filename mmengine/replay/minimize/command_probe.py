@@ -1,8 +1,8 @@
-"""A probe that runs a user's command on a log to find out whether the log fails. An mmengine command runs in
-this process, and any other command runs as a process.
+"""Runs a user's command on a log to find out whether the log fails. An mmengine command runs in this process,
+and any other command in a new process.
 
-Running mmengine in this process saves minutes: a Python process that imports mmengine takes almost a second
-to start, and minimizing runs the command several hundred times.
+Running mmengine in this process saves minutes, because its start takes almost a second and minimizing runs
+the command several hundred times.
 """
 
 import io
@@ -38,9 +38,9 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 class CommandProbe:
     """A probe for which a log fails if the command's exit code is not 0.
 
-    A failure's signature consists of the exit code and the last printed line. Numbers in this line are left
-    out. When the deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in
-    this process and returns the exit code. If `main` is None, every command runs as a process.
+    A failure's signature consists of the exit code and the last printed line without its numbers. When the
+    deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in this process
+    and returns the exit code. If `main` is None, every command runs in a new process.
     """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):
@@ -111,14 +111,12 @@ class CommandProbe:
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err), _alarm(self._deadline):
             code = main(arguments)
-        self._deadline.check()  # The command may have caught the alarm's exception as an error of its own.
+        self._deadline.check()  # The command may have caught the alarm's exception.
         return code, out.getvalue() + err.getvalue()
 
 
 def _telling_line(said: str) -> str:
-    """Return the last line of the output. For `verify`, return the line with the verdict, because tables may
-    follow this line.
-    """
+    """Return the last line of the output, or `verify`'s line with the verdict."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
 
@@ -135,9 +133,7 @@ def _is_own(parts: list[str]) -> bool:
 
 @contextmanager
 def _alarm(deadline: Deadline) -> Iterator[None]:
-    """Raise OutOfTime in this block when the deadline passes. The exception is raised by a signal handler, so
-    the code in the block need not check the deadline.
-    """
+    """Raise OutOfTime in this block, from a signal handler, when the deadline passes."""
     left = deadline.left()
     if left == inf or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,5 +1,5 @@
-"""Describes, in a text for people, a divergence between a log and the derived events. The text contains both
-decisions with the names of their requests, the rule that probably differs, and the commands to run next.
+"""Describes a divergence between a log and a replay for people: the logged and the derived decision, the rule
+that probably differs, and the commands to run next.
 """
 
 import shlex
@@ -83,8 +83,8 @@ def likely_rule(found: Divergence) -> str:
 
 
 def _rule_of_kinds(logged: str, derived: str) -> str:
-    """Return the rule that differs if the two builds decided different kinds of events. `derived` may be an
-    error's text.
+    """Return the rule that differs if the log and this build have different kinds of events. `derived` may be
+    an error's text.
     """
     both = {logged, derived}
     if "Finished" in both:
@@ -145,7 +145,7 @@ def _event(event: ev.Event | None, found: Divergence, decode: Decode | None) -> 
 
 def event_text(event: ev.Event, found: Divergence, decode: Decode | None = None) -> str:
     """Return the fields of an event that differ from their defaults. Columns are shown as lists, and rows by
-    the names of their requests.
+    their requests' names.
     """
     parts = []
     defaults = dict(zip(reversed(event.__struct_fields__), reversed(event.__struct_defaults__), strict=False))

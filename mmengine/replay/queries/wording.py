@@ -1,5 +1,5 @@
-"""The words in which the query `why` explains a log: mmengine's words or, for a log that was recorded in
-vLLM, vLLM's words.
+"""The texts with which the query `why` explains a log. A log that was recorded in vLLM is explained with
+vLLM's terms.
 """
 
 from mmengine.events import vocabulary as ev
@@ -9,13 +9,13 @@ from mmengine.replay.queries.reasons import Reason
 
 
 class Words:
-    """The words of mmengine. `started`: the log's first event."""
+    """Texts with mmengine's terms. `started`: the log's first event."""
 
     def __init__(self, started: ev.Started):
         self.config = started.config
 
     def claim(self, text: str) -> str:
-        """Return the text of a claim with the name of the rules that derive the decisions."""
+        """Return `text` with the name of the rules that derive the decisions."""
         return text
 
     def reason(self, reason: Reason, step: int) -> str:
@@ -34,17 +34,17 @@ class Words:
         return reason
 
     def recomputed(self, num_tokens: int) -> str:
-        """Return a sentence that says what happens to the computed tokens of a preempted request."""
+        """Return a sentence about a preempted request's computed tokens."""
         return f"{num_tokens} computed tokens are computed again."
 
     def status(self, reason: str) -> str:
-        """Return the text that precedes the cause of a request's end."""
+        """Return vLLM's finish status as a prefix for the finish reason, or ""."""
         return ""
 
 
 class VllmWords(Words):
-    """The words of vLLM's scheduler: its variables, queues and statuses. `differs`: the first step whose
-    decisions differ from the rules of vLLM's version, or -1.
+    """Texts with the terms of vLLM's scheduler. `differs`: the first step whose decisions differ from the
+    rules for vLLM's version, or -1.
     """
 
     def __init__(self, started: ev.Started, differs: int):
@@ -120,5 +120,5 @@ _STATUSES = {
 
 
 def words_of(started: ev.Started, differs: int) -> Words:
-    """Return the words for a log that begins with `started`. `differs`: see VllmWords."""
+    """Return the texts for a log that begins with `started`. `differs`: see VllmWords."""
     return VllmWords(started, differs) if started.host.startswith("vllm") else Words(started)

@@ -19,7 +19,7 @@ INSTALL = "it comes with torch for CUDA; else pip install 'triton>=3.6,<4'"
 
 
 def package_problem() -> str | None:
-    """Return the problem with the installed package, and how to solve it, or None."""
+    """Return why the package `triton` cannot be used and how to install it, or None."""
     return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
 
 
@@ -57,7 +57,7 @@ def load() -> ModuleType:
     """Import the kernels. Raises ConfigError if Triton cannot be imported."""
     try:
         return import_module("mmengine.gpu.attention_kernels")
-    # Triton raises exceptions of several types if there is no driver, or if parts of Triton have different
+    # Triton raises several exception types if the driver is missing, or if Triton's modules have different
     # versions.
     except Exception as error:
         raise ConfigError(

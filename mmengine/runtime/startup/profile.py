@@ -1,5 +1,5 @@
-"""Measures how much memory the largest step needs in addition to the weights. To measure the memory, this
-module computes the largest step before the KV pool exists.
+"""Measures how much memory the largest step needs in addition to the weights, by running this step before the
+KV pool exists.
 """
 
 import math
@@ -15,8 +15,8 @@ from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageMod
 from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
-# Number of copies of float32 logits for which filters need memory: scaled, sorted, token ids, cumulative
-# sums. The token ids count twice, because they are int64.
+# Memory that filters need, in copies of the float32 logits: scaled, sorted, token ids (int64, so they count
+# twice), cumulative sums.
 SAMPLING_COPIES = 5
 
 
@@ -26,13 +26,11 @@ class Peaks:
 
     layers: int  # bytes for all layers, logits and sampling over token_budget tokens
     encoder: int  # bytes for the encoder over encoder_budget embeddings
-    graphs: int = 0  # bytes for the layers of the largest captured step, and the largest captured encoding
+    graphs: int = 0  # bytes for the largest captured step's layers and the largest captured encoder pass
 
 
 class _NoCache:
-    """Replaces attention while measuring. Results have the right shapes, but nothing is stored or
-    computed.
-    """
+    """Replaces attention during the measurement. Returns zeros with the right shape."""
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store nothing."""
@@ -50,9 +48,9 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Compute the encoder and the layers for the largest step, and return their peak memory use.
+    """Run the encoder and the layers for the largest step, and return their peak memory use.
 
-    If the engine `captures` graphs, the encoder and the layers are also computed for the largest graphs.
+    If the engine `captures` graphs, the sizes of the largest graphs are measured too.
     `aux_hidden_states`: the layers whose states a draft head reads. Raises ConfigError if a pass does not fit
     next to the weights.
     """
@@ -122,10 +120,10 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) for as few images as possible that together have nearly `num_embeds`
-    embeddings.
+    """Return the patch grids (t, h, w) for the smallest number of images with nearly `num_embeds` embeddings
+    in total.
 
-    Each image has at most `largest` embeddings. An encoder needs the most memory for a few large images.
+    Each image has at most `largest` embeddings. A few large images need more memory than many small images.
     """
     grids, left = [], num_embeds
     while left > 0:

@@ -23,8 +23,8 @@ class Admission:
     """Prepares each request's prompt on worker threads, then submits the request on the engine's thread.
 
     A request whose preparation fails ends with an error. `work_out` normalizes large schemas in other
-    processes. `timeout_s` limits each preparation. Any thread may call `add` and `close`. Only the engine's
-    thread calls the other methods and uses `preparing`.
+    processes. `timeout_s` limits each preparation. Any thread may call `add` and `close`; only the engine's
+    thread may call the other methods and use `preparing`.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Admission:
     def _end_late(self, request: PreparingRequest) -> None:
         """End a request whose preparation reached its time limit.
 
-        If the request's deadline has passed, the caller gets the output with which the core reports a passed
-        deadline. Otherwise the request ends with an error.
+        If the request's deadline has passed, the caller gets the core's output for a passed deadline.
+        Otherwise the request ends with an error.
         """
         channel = request.channel
         if not request.is_late:

@@ -83,10 +83,10 @@ def run_batch(
 
     If a job fails, or if `jobs` contains an error instead of a job, the error is yielded as the answer. All
     other jobs continue. Jobs are submitted in order. At most min(2 * max_num_seqs, max_waiting) answers are
-    in flight, so that the engine's queue never fills up. If the previous process left a request with a job's
-    id in the log, the job resumes this request.
+    in flight, so that the engine's queue never fills up. If the log contains a previous process's request
+    with a job's id, the job resumes this request.
 
-    The log deletes an answer when the caller takes the next answer or, with `received` False, when the caller
+    The log keeps an answer until the caller takes the next answer, or with `received` False until the caller
     calls `engine.requests.delivered`. After `drain` is set, no further job is submitted, and running jobs
     finish. Setting `stop`, or leaving the iteration early, cancels running jobs. Raises InvalidRequest if
     other submitted requests are running, since the batch would lose these requests' outputs.
@@ -108,8 +108,7 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
     """Yield an iterator over a request's outputs.
 
     The iterator steps the engine; its last output has the completion. Leaving the block cancels a running
-    request. If a running batch's request ends meanwhile, `batch_done` keeps the request's answer for the
-    batch.
+    request. A running batch's answers that end meanwhile are stored in `batch_done`.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -158,7 +157,7 @@ class _Batch:
         self.num_workers = media_workers(config.media_workers)
         self._holding: set[int] = set()  # indices of prepared jobs whose pixels take media memory
         self._stopped = False
-        self._awaited = -1  # index of the job for which `_submit` waits, or which it submitted last
+        self._awaited = -1  # index of the job that `_submit` waits for, or submitted last
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
@@ -212,10 +211,9 @@ class _Batch:
         return prepared
 
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
-        """Prepare a prompt on a worker thread, after waiting for room for the prompt's pixels.
+        """Prepare a prompt on a worker thread, as soon as media memory is free.
 
-        The job that is submitted next does not wait for room, because the pixels of later jobs may already
-        fill the media memory.
+        The job that is submitted next does not wait, because later jobs' pixels may already fill the memory.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
@@ -277,9 +275,9 @@ class _Batch:
             yield index, done.pop(request_id)
 
     def _advance(self) -> None:
-        """Make a step, and store the answers that ended in `batch_done`.
+        """Run a step, and store completed answers in `batch_done`.
 
-        An answer may belong to another batch that the caller runs between this batch's answers.
+        An answer may belong to another batch on the same engine.
         """
         for output in self._engine.step(received=self._received):
             if output.completion is not None:

@@ -221,9 +221,9 @@ class Engine(TypedAnswers, PooledAnswers):
         self._health.check_stall(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether a step has written all the request's choices to the log.
+        """Return whether the log contains all the request's choices.
 
-        If the log is on disk, a later process can then complete the request even if this process dies.
+        If the log is on disk, a later process can then complete the request.
         """
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
@@ -346,7 +346,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return f"a step made no progress for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
-        """Record in the log that the step hangs, and close the log, which another engine can then continue.
+        """Record in the log that the step hangs, and close the log, so that another engine can continue it.
 
         Called on another thread. Returns True if the log is closed; this engine must not be used afterwards.
         Does nothing and returns False if the step does not hang in a call to the device.

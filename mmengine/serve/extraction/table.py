@@ -57,7 +57,7 @@ def _write_jsonl(results: Iterable[Result], columns: Columns, path: Path) -> Non
 
 
 def json_line(result: Result) -> str:
-    """Return a result as a JSON object, whose value is the text that the model wrote."""
+    """Return a result as a JSON object. Its "value" is the JSON text that the model wrote."""
     head: dict[str, object] = {
         "document": result.document,
         "page": result.page,
@@ -154,8 +154,8 @@ def _batches(results: Iterable[Result], columns: Columns) -> Iterator[list[dict[
 def _types(
     results: Iterable[Result], columns: Columns
 ) -> "dict[str, tuple[DataType, Callable[[JsonValue], object]]]":
-    """Return each column's type, and a function that converts a cell to the type. If a column's values have
-    different types, the column holds text.
+    """Return each column's type, and a function that converts a cell to the type. A column whose values have
+    different types becomes text.
     """
     import pyarrow  # Lazy: see above
 

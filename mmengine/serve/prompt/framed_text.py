@@ -10,7 +10,7 @@ from mmengine.models.plugin import Prepared, Processor, Tokenizer
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS
 
 CHARS_PER_TOKEN = 8  # The first attempt tokenizes this many characters for each wanted token.
-# Extra tokens after the wanted tokens, because a cut text's last word has other tokens than the whole word.
+# Extra tokens, because a cut changes the tokens of the last word.
 SPARE_TOKENS = 64
 
 
@@ -19,9 +19,9 @@ class FramedText:
     """A text between the strings `before` and `after`. Only these strings may contain special tokens.
 
     `is_framed`: whether the tokenizer's post-processor adds its tokens, such as BOS or an end marker. `keep`:
-    maximum token count for the whole prompt, to which the text is cut. With 0, a prompt that is too long for
-    the model is refused. `head`: the beginning of the text, which is never cut. `token_ids` replace the text
-    if given.
+    maximum token count for the whole prompt; a longer text is truncated. With 0, a prompt that is too long
+    for the model is refused. `head`: the beginning of the text, which is never truncated. `token_ids` replace
+    the text if given.
     """
 
     text: str = ""
@@ -76,9 +76,7 @@ class FramedText:
 
 
 def _first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
-    """Return at least the first `count` tokens of a text. The time depends on `count`, and on the text's
-    length only if its tokens are unusually long.
-    """
+    """Return at least the first `count` tokens of a text, without tokenizing all of a long text."""
     length = CHARS_PER_TOKEN * (count + SPARE_TOKENS)
     while length < len(text):
         ids = tokenizer.encode(text[:length])

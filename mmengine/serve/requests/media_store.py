@@ -4,9 +4,9 @@
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
     crc32 u32 of meta and data; meta is msgpack, then the data
 
-A file with kind 1 has the encoded bytes from the caller, and the requested options. A file with kind 2 has
-patches (uint8), because the caller passed decoded pixels. Only the owner may read the files. A file is
-complete before its request is logged, and is removed when no live request needs it.
+Kind 1: the caller's encoded bytes and options. Kind 2: patches (uint8), if the caller passed decoded pixels.
+Only the owner may read the files. A file is complete before its request is logged, and is removed when no
+live request needs it.
 """
 
 import os

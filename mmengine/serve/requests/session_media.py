@@ -1,9 +1,8 @@
 """Keeps sessions' images and frames, which are encoded again when a session's prompt is recomputed.
 
 With a media store, the media are in files beside the log. Without a store, the compressed bytes stay in
-memory, or the pixels if the caller passed pixels. When a request drops media from a session, these media are
-kept until the session's next request. If the request fails, the session returns to its earlier state and
-still needs these media.
+memory, or the pixels if the caller passed pixels. Media that a request drops are kept until the session's
+next request, because a failed request restores the session's earlier state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -69,8 +68,8 @@ class SessionMedia:
     ) -> Sequence[MediaInput]:
         """Return a request's pixels as a lazy sequence.
 
-        An item that is not in `there` is loaded when a step reads its pixels. Loading must not delay the
-        step, so the load does not wait for busy decoder processes.
+        An item that is not in `there` is loaded when a step reads its pixels. This load does not wait for
+        busy decoder processes, because the wait would delay the step.
         """
         fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})

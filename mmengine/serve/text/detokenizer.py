@@ -1,9 +1,9 @@
 """Decodes tokens to text incrementally, as whole characters and up to a stop string.
 
-A byte-level tokenizer may split a character over several tokens. An incomplete character is decoded to U+FFFD
-at the text's end. Later tokens can change only this last character, so it is held back, and all text before
-it is final. Decoding reads a short token window, never the whole answer. If a tokenizer's text is always the
-tokens' concatenated bytes, only the new tokens are decoded.
+A byte-level tokenizer may split a character over several tokens. An incomplete character at the text's end
+decodes to U+FFFD and is held back. All earlier text is final. Each call decodes a short token window, never
+the whole answer. If a tokenizer's text is always the tokens' concatenated bytes, only the new tokens are
+decoded.
 """
 
 import codecs
@@ -78,10 +78,10 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def _shrink(self, text: str) -> None:
-        """Drop tokens from the window's beginning. Afterwards the window's first token begins a character.
+        """Drop tokens from the window's start, up to a token that begins a character.
 
-        `text` is the window's decoded text, and must end with the remaining tokens' decoded text. Among
-        CONTEXT consecutive non-empty tokens, at least one begins a character.
+        `text`: the window's decoded text. Among CONTEXT consecutive non-empty tokens, at least one begins a
+        character.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -137,12 +137,12 @@ class UntilStop:
 
 
 class TextStream:
-    """Decodes an answer's tokens to text that can be shown: no stop string appears, not even in part.
+    """Decodes an answer's tokens to text without any complete or partial stop string.
 
-    A stop string counts only if the token that completes it comes after the first `min_tokens` tokens and
-    after the token sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text
-    ends before the stop string. Later tokens are ignored. With `closes`, later tokens are decoded instead,
-    because they complete the JSON value.
+    A stop string counts only if it is completed after the first `min_tokens` tokens and after the token
+    sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text ends before the
+    stop string. Later tokens are ignored. With `closes`, later tokens are decoded instead, because they
+    complete the JSON value.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class TextStream:
         if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
-        # Decode each token separately, because the token that completes the string decides where text ends.
+        # Decode each token separately, to find the token that completes a stop string.
         for token_id in token_ids:
             if self.stopped and not self._closes:
                 break
@@ -191,8 +191,7 @@ class TextStream:
                 pieces.append(text)
                 if self._opening.take((token_id,)) is not None:
                     self._opening = None
-            # a new detokenizer, so that an incomplete character that the old detokenizer holds back is
-            # dropped too
+            # a new detokenizer drops the incomplete character that the old detokenizer holds back
             if self.stopped and not was_stopped:
                 self._detokenizer = _detokenizer(self._tokenizer)
         return "".join(pieces)

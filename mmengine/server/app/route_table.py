@@ -1,5 +1,5 @@
-"""The table of all routes with their OpenAPI descriptions. The service and adapter routes are declared here.
-All other routes are declared in the packages that handle the routes.
+"""The table of all HTTP routes with their OpenAPI descriptions. Most routes are declared in the packages that
+handle them.
 """
 
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES

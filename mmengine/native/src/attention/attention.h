@@ -2,8 +2,8 @@
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
 // row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
-// it get the same bits as if each were its row's only query. With tiles_only this holds for any number of queries. Keys
-// before the first one that a row's first query sees are not read.
+// it get the same bits as single queries. With tiles_only, any number of queries get these bits. Keys that no query of
+// the row sees are not read.
 #pragma once
 
 #include <stdint.h>
@@ -47,8 +47,8 @@ void mm_attention_append(const mm_attention_step* step, void* kv_layer, const vo
 int32_t mm_attention_run(const mm_attention_step* step, const void* kv_layer, const void* q, int64_t q_stride,
                          void* out, int64_t out_stride);
 
-// The same with the rules of `layer`. The result's values from value_dim on are 0. `sinks`: a score for each head,
-// [num_heads], that takes part in the softmax and has no value; NULL: none.
+// Like mm_attention_run, with the rules in `layer`. The result's values from value_dim on are 0. `sinks` [num_heads]:
+// an extra score per head in the softmax, without a value; NULL: none.
 int32_t mm_attention_run_layer(const mm_attention_step* step, const mm_attention_layer* layer, const float* sinks,
                                const void* kv_layer, const void* q, int64_t q_stride, void* out, int64_t out_stride);
 

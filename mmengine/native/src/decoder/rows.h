@@ -12,8 +12,8 @@ struct Rows {
   int count, dtype;
 };
 
-// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: bfloat16 rounds only after
-// multiplying by the weight.
+// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: round to bfloat16 only after the
+// multiplication by the weight.
 void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out, bool once = false);
 
 struct HeadNorm {
@@ -25,8 +25,8 @@ struct HeadNorm {
   bool once;       // as in rms_norm_rows
 };
 
-// Norms (if there is a weight) and rotates q's and k's heads in each row of qkv, in place. Value i of the first half of
-// the rotated values is paired with value i of the second half.
+// Normalises (if there is a weight) and rotates q's and k's heads in each row of qkv, in place. The rotation is
+// NeoX-style: value i is paired with value i + rotary_dim / 2.
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
 
 // out = x * sigmoid(gate), `size` values per row; out may be x.

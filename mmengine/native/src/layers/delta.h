@@ -3,10 +3,9 @@
 //
 //     S = exp(g) S;  S += k (beta (v - S'k))';  o = S'q      q and k are L2-normalised, then q / sqrt(key_dim); float32
 //
-// Every token follows this rule in sequence, whether it belongs to a prompt or an answer, is a draft, or is computed
-// again. So the bits of a state depend neither on how tokens are spread over steps, nor on other rows, nor on threads.
-// A block of 32 columns of S stays in the first-level cache for all tokens of a row, so that S is not read from memory
-// for each token of a prompt. One pass over the block handles a token: its correction, its output, and S'k for the next
+// All tokens, including drafts and recomputed tokens, follow this rule in sequence. A state's bits therefore do not
+// depend on other rows, on threads, or on how tokens are spread over steps. A block of 32 columns of S stays in the L1
+// cache for all tokens of a row. One pass over the block computes a token's correction and output, and S'k for the next
 // token.
 #pragma once
 
@@ -33,8 +32,8 @@ typedef struct {
   const float* norm;  // [value_dim]
 } mm_delta;
 
-// A step of n rows. A row's work is all tokens after its state: first the accepted tokens of an earlier step, whose
-// inputs are in `pending`, then the row's tokens of this step. Strides are in elements. See mmengine/models/states.py.
+// A step of n rows. A row's work is all tokens after its state. First come the accepted tokens of an earlier step, with
+// their inputs in `pending`, then this step's tokens. Strides are in elements. See mmengine/models/states.py.
 typedef struct {
   int32_t num_rows, num_work;
   const int32_t *query_starts, *work_starts;  // [n + 1] start of each row's tokens, and of its work

@@ -1,5 +1,5 @@
-"""Collects the data of the debugger's page for a small log: the records, and the positions at which each
-view, object and field changes.
+"""Collects the data for the debugger's web page: the log's records, and the positions at which each view,
+object and field changes.
 """
 
 from collections.abc import Callable
@@ -27,21 +27,21 @@ from mmengine.replay.timeline import is_scheduling
 from mmengine.version import __version__
 
 MAX_RECORDS = 3000
-SAVE_EVERY = 32  # records between two saved states; many views go back to a saved state
+SAVE_EVERY = 32  # number of records between two saved states, from which the views replay
 _OF_RECORDS = ("position", "event", "request", "reason", "time_ms")
 
 
 @dataclass(slots=True)
 class Changes:
-    """The changes of named values: for each name, the positions where the value changes, with the new value.
-    The new value None means that the value is gone.
+    """The changes of named values: name -> [(position, new value)]. The new value None means that the value
+    is gone.
     """
 
     lists: dict[str, list[tuple[int, object]]] = field(default_factory=dict)
     _now: dict[str, object] = field(default_factory=dict)
 
     def at(self, position: int, values: dict[str, object]) -> None:
-        """Note all values at a position. Positions must ascend."""
+        """Record all values at a position. Positions must ascend."""
         for name in self._now.keys() - values.keys():
             self.lists[name].append((position, None))
             del self._now[name]
@@ -52,7 +52,7 @@ class Changes:
 
 
 class PageData:
-    """Collects the data of a page from a debugger, whose position moves to the log's end."""
+    """Collects a page's data from a debugger. The debugger's position moves to the log's end."""
 
     def __init__(self, debugger: Debugger):
         self._navigator = debugger.navigator
@@ -66,7 +66,7 @@ class PageData:
         self._decided: dict[int, object] = {}
 
     def collect(self, progress: Callable[[int], None] = lambda position: None) -> dict[str, object]:
-        """Return the data. Raises LogError for a log that is too long, and `verify`'s errors."""
+        """Return the page's data. Raises LogError for a log with too many records, and `verify`'s errors."""
         navigator = self._navigator
         walker = Steps()
         why = walker.first(navigator.cursor)
@@ -109,7 +109,7 @@ class PageData:
         self._requests.at(position, {name: request_view(state, name).lines for name in state.requests})
 
     def _touch(self, state: State, event: ev.Event, position: int) -> None:
-        """Note which requests the record concerns."""
+        """Record which requests the event concerns."""
         names = {str(getattr(event, "request_id", "")): type(event).__name__}
         if isinstance(event, ev.Executed):
             held = (state.requests_by_row[row] for row in state.sampled_rows().tolist())

@@ -1,8 +1,8 @@
-"""The interface of a draft head's network, for a ragged batch with t tokens from any rows.
+"""The interface for the network of a draft head (MTP, EAGLE). Batches are ragged, with t tokens in total.
 
-At position p the head reads two inputs: the embedding of the next token x[p + 1], and either the target's
-auxiliary states at p or the head's own last output. The head's output predicts x[p + 2]. The KV is stored in
-the slot for x[p].
+At position p, the head reads the embedding of token x[p + 1]. It also reads the target's auxiliary hidden
+states at p, or the head's own previous output. The head predicts x[p + 2]. Its KV is stored in the slot for
+x[p].
 """
 
 from abc import ABC, abstractmethod
@@ -41,19 +41,19 @@ class HeadSizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs the head reads, ascending. The layer count stands for the final
+        """The target's layers whose inputs the head reads, ascending. The number `num_layers` means the final
         norm's input.
         """
         ...
 
     @property
     def num_drafts(self) -> int:
-        """The default number of drafts that are generated one after the other."""
+        """The default number of drafts per step."""
         ...
 
 
 class HeadFiles(Protocol):
-    """A draft head whose files are checked, and whose weights are not read yet."""
+    """A draft head with checked files, before its weights are read."""
 
     @property
     def config(self) -> HeadSizes: ...
@@ -62,8 +62,8 @@ class HeadFiles(Protocol):
 
 
 def kv_spec(config: HeadSizes, max_model_len: int = 0) -> ModelSpec:
-    """Return a ModelSpec with a draft head's KV sizes. `max_model_len`: maximum number of tokens of a
-    request; 0 if unknown.
+    """Return a ModelSpec with a draft head's KV sizes. `max_model_len`: maximum length of a request in
+    tokens; 0 if unknown.
     """
     return ModelSpec(
         num_layers=config.num_layers,
