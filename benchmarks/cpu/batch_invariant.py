@@ -30,7 +30,7 @@ ROWS = 64
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns for each side.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 9,
     most_rows: Annotated[int, typer.Option(min=1, help="Maximum number of decoding rows.")] = ROWS,
     out: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
 ) -> None:
@@ -63,9 +63,7 @@ def main(
 
 
 def _decoding(engines: "dict[str, EngineRunner]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
-    """Return a decode step's median CPU seconds, keyed by "without" and "with". All rows decode in the
-    step.
-    """
+    """Return the median CPU seconds for a decode step, keyed by "without" and "with"."""
     running = {way: ours.begin(asks, plain=True) for way, ours in engines.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}
     for each in running.values():

@@ -23,9 +23,7 @@ Tick = Callable[[], None]
 
 
 class MixedRun:
-    """Measures mixed requests: with mmengine all at once, and with transformers one by one and in padded
-    batches.
-    """
+    """Measures mixed requests in mmengine, and in transformers one by one and in padded batches."""
 
     title = "mixed requests"
 

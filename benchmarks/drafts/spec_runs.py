@@ -25,8 +25,8 @@ MOST = 256  # maximum tokens in an answer, far more than any task needs
 SIDES = (64, 96, 128, 192)  # pixels
 QUESTIONS = ("count", "background", "colour_of", "size_of", "where", "what_at", "count_colour", "exists")
 TEXTS = ("story", "facts", "count_up", "larger", "capital", "person_json")
-# All prompts in a round run in one step, so that every row begins to decode together. The pools are small
-# enough for all engines to fit in memory.
+# The token budget holds all prompts of a group, so that all rows start to decode in the same step. The KV
+# pools are small because several engines share the memory.
 SIZES = {"token_budget": 8192, "num_blocks": 1024, "max_model_len": 512, "num_threads": 1}
 
 
@@ -45,9 +45,9 @@ def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
 
 @dataclass(slots=True)
 class Decoded:
-    """Totals over groups of requests. A pass is one row's part in a forward of the model. `cpu_ns`, `tokens`
-    and `passes` cover the steps after the prompts' last step; `whole_ns` is the CPU time from the first
-    submit to the last token.
+    """Totals over groups of requests. `cpu_ns`, `tokens` and `passes` cover only the decode steps. `passes`:
+    the number of rows in each step, summed over the steps. `whole_ns`: the CPU time from the first submit to
+    the last token.
     """
 
     cpu_ns: int = 0
@@ -55,13 +55,15 @@ class Decoded:
     passes: int = 0
     whole_ns: int = 0
     cached: int = 0  # prompt tokens found in the prefix cache
-    drafts: int = 0  # verified drafts; `accepted` counts the accepted drafts among them
+    drafts: int = 0  # verified draft tokens
     accepted: int = 0
     answers: list[list[int]] = field(default_factory=list)
 
 
 def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Decoded) -> None:
-    """Answer a group of requests whose prompts all end in the same step, and add the results to `found`."""
+    """Answer a group of requests, and add the results to `found`. Raises RuntimeError if one step does not
+    compute all prompts.
+    """
     given, first = [], None
     gc.collect()
     gc.disable()
@@ -93,7 +95,7 @@ def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Dec
 
 
 class Side:
-    """An engine with the given `settings`. With `asks` false, its drafters may not draft in any step."""
+    """An engine with the given `settings`. With `asks` false, the drafters are loaded but never draft."""
 
     def __init__(self, name: str, asks: bool = True, **settings):
         self.name, self._num_runs = name, 0
@@ -107,8 +109,8 @@ class Side:
         self._grammar = grammar_of(schema)
 
     def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
-        """Answer `groups` one after another. With `shares` false, cached results of earlier runs are not
-        used, which is necessary if requests repeat.
+        """Answer `groups` one after another. With `shares` false, no result that an earlier run cached is
+        used.
         """
         found = Decoded()
         self._num_runs += 1
@@ -127,9 +129,7 @@ class Side:
 
 @dataclass(slots=True)
 class Pairs:
-    """A side's results in a cell, one per round. `plain` holds the results of the runs without drafts, for
-    comparison.
-    """
+    """An engine's results for a task and batch size, one per round. `plain`: the results without drafts."""
 
     plain: list[Decoded] = field(default_factory=list)
     drafted: list[Decoded] = field(default_factory=list)
@@ -141,9 +141,7 @@ class Pairs:
 
     @property
     def length(self) -> float:
-        """Return the mean number of tokens of a row in a pass, including the sampled token after the
-        drafts.
-        """
+        """Return the mean acceptance length, including the sampled token after the drafts."""
         return sum(each.tokens for each in self.drafted) / sum(each.passes for each in self.drafted)
 
     def equal(self) -> tuple[int, int]:
@@ -165,8 +163,8 @@ def paired(
     rng: random.Random,
     tick: Callable[[], None],
 ) -> dict[str, Pairs]:
-    """Run all sides and `plain` in `rounds` rounds, in the order side, plain, side, side, plain, side, …;
-    every second round reverses the order of the sides. In a round, each side answers the same requests once.
+    """Return each side's results from `rounds` rounds, by name. In a round, each side answers the same
+    requests once. `plain` answers them once for every two sides.
     """
     found = {side.name: Pairs() for side in sides}
     for number in range(-1, rounds):  # one more round to warm up

@@ -3,7 +3,7 @@
     python -m benchmarks serve_traced # into benchmarks/results/serve_traced.md, five minutes
     python -m benchmarks serve_traced --quick
 
-The two servers take turns (sides.py). The collector runs in its own process and discards its input.
+The servers are measured alternately (sides.py). The collector discards all spans.
 """
 
 import os
@@ -45,7 +45,7 @@ server.serve_forever()
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    rounds: Annotated[int, typer.Option(help="Rounds of two turns each.")] = 12,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 12,
     out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
 ) -> None:
     """Measure on this machine, with one torch thread for each process."""

@@ -1,5 +1,5 @@
-"""Mixed requests for vLLM with the embedded checkpoint: texts, images, forms, stop strings, logprobs, several
-answers, aborts and arrivals over time. Imports vLLM.
+"""Mixed requests for vLLM with the embedded checkpoint: text, images, JSON schemas, stop strings, logprobs,
+several answers, and arrivals over time. Imports vLLM.
 """
 
 import json
@@ -31,9 +31,7 @@ LORA_RANK, NUM_LORAS = 8, 3
 
 
 class Asked(NamedTuple):
-    """One request. `step`: the engine's step before which the request arrives. `lora`: the number of an
-    adapter, or 0.
-    """
+    """A request. `step`: the request arrives before this engine step. `lora`: an adapter's number, or 0."""
 
     text: str
     scenes: list[Scene]
@@ -52,9 +50,9 @@ def workload(
     several: bool = True,
     short: bool = False,
 ) -> list[Asked]:
-    """Return the same requests at each call. `loras`: the adapter numbers from which each request gets one, 0
-    for no adapter. `several`: whether some requests want two answers. `short`: whether to leave out forms,
-    logprobs, stop strings and second answers, whose host work would disturb a measurement of throughput.
+    """Return `number` requests. Each call returns equal requests. `loras`: adapter numbers to choose from (0:
+    no adapter). `several`: let some requests ask for two answers. `short`: leave out JSON schemas, logprobs,
+    stop strings and second answers. Their CPU work would disturb a throughput measurement.
     """
     draw = random.Random(3)
     shared = [random_scene(draw, side=side) for side in (128, 256)]
@@ -73,7 +71,7 @@ def workload(
         more: dict[str, VllmObject] = {}
         if not short:
             more |= {"logprobs": 3 if index % 6 == 1 else None, "stop": ["e"] if index % 9 == 4 else None}
-            if several and index % 10 == 5:  # top_k 1 replaces a seed, which vLLM's CPU build refuses
+            if several and index % 10 == 5:  # greedy, since vLLM's CPU build refuses seeds
                 more |= {"n": 2, "temperature": 1.0, "top_k": 1}
         if is_form:
             more["structured_outputs"] = StructuredOutputsParams(json=FORM)

@@ -1,15 +1,13 @@
-"""Measures how much CPU time recording adds to vLLM's scheduler, without a model. The benchmark times
-`add_request`, `schedule` and `update_from_output` in the plain class and in the recording class, in turns.
+"""Measure how much CPU time recording adds to vLLM's scheduler, without a model. The benchmark times
+`add_request`, `schedule` and `update_from_output` in vLLM's class and in the recording class.
 
     build/vllm/bin/python -m benchmarks.vllm.recorder_cost [--steps 2000] [--rows 256 1024]
 
-Both schedulers get the same requests and the same tokens. vLLM's Scheduler and AsyncScheduler are both
-measured; AsyncScheduler decides each step before the last step's tokens are back. All rows are always taken:
-when a request ends, a new request takes its row. gc.freeze exempts existing objects from garbage collection,
-as in vLLM's engine. "inside" is the CPU time of the recorder's own methods, in the scheduler's thread and in
-the thread that writes, without the time to read the clock. "inside" varies less than the difference between
-the two classes. Both sides keep an ended request until the step's time is taken. Otherwise "inside" would
-include the time to free requests, which the plain class spends too.
+Both classes get the same requests and tokens. The benchmark runs with Scheduler and with AsyncScheduler. When
+a request ends, a new request takes its row. gc.freeze exempts existing objects from garbage collection, as in
+vLLM's engine. "inside" is the CPU time that the recorder's own methods take in all threads. "inside" varies
+less than the difference between the two classes. Ended requests are kept until the step has been timed.
+Otherwise "inside" would include the time to free them.
 """
 
 import argparse
@@ -35,7 +33,7 @@ TURN = 50  # consecutive steps of one class, before the other class runs
 
 
 class Side:
-    """One scheduler with its requests and its time."""
+    """A scheduler with its requests."""
 
     def __init__(self, cls: type, config: Any, rows: int, num_tokens: int):
         self.scheduler = make_scheduler(cls, config)
@@ -46,7 +44,7 @@ class Side:
         self._alive: dict[str, Any] = {}
 
     def fill(self) -> list[Any]:
-        """Return new requests for the rows that are free, and for 16 places in the queue."""
+        """Return new requests for the free rows, and enough to keep 16 requests waiting."""
         missing = self._rows + 16 - len(self.scheduler.requests)
         new = []
         for _ in range(max(0, missing)):
@@ -77,9 +75,7 @@ class Side:
 
 
 class Inside:
-    """Adds up the CPU time of `Recording.call`, and of `Recording.flush` in the thread that writes, without
-    the time of reading the clock.
-    """
+    """Adds up the CPU time of `Recording.call` and `Recording.flush`, less the time to read the clock."""
 
     def __init__(self) -> None:
         self.ns, now = 0, time.thread_time_ns

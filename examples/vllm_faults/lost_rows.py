@@ -2,9 +2,9 @@
 
     python -m examples.vllm_faults.lost_rows [LOG]
 
-The scheduler counts free rows. With the fault, an abort of a waiting request takes a row from this count, as
-if the request had run. After `max_num_seqs` such aborts no row is left. vLLM's users reported servers with
-waiting requests, no running request and an empty cache (#45414, #53130), but from a different cause.
+With the fault, each abort of a waiting request lowers the scheduler's count of free rows. After
+`max_num_seqs` such aborts, no row is left. vLLM's users reported servers with waiting requests, no running
+request and an empty cache (#45414, #53130), but from a different cause.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler

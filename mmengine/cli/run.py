@@ -71,7 +71,7 @@ def run(
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
-    # The returned function takes the log and the resume options.
+    # `make_engine` takes the log and the resume options.
     make_engine = partial(load_engine, model, files, config, tells)
     if files.shards > 1 and (files.batch is None or files.log is None):
         raise InvalidRequest("--shards needs --batch, --out and --log (a folder shared by all processes)")

@@ -61,9 +61,7 @@ def _advice(given: str, known: Iterable[str]) -> str:
 
 
 def _several(value: object) -> list[str]:
-    """Convert a YAML value to the values of an option that may be repeated. The YAML value is a single value,
-    a list or, for --set, a mapping.
-    """
+    """Return the values of a repeatable option from YAML: a single value, a list, or a mapping for --set."""
     if isinstance(value, dict):
         return [f"{name}={_word(each)}" for name, each in value.items()]
     return [_word(each) for each in (value if isinstance(value, list) else [value])]

@@ -14,8 +14,8 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """Return QUEUED for the request, converted to the types that a log reader gets. Raises
-    InvalidRequest for a value that a log cannot hold.
+    """Return QUEUED for the request, as a log reader returns the event. Raises InvalidRequest for a value
+    that a log cannot contain.
     """
     try:
         return as_logged(queued_of(request))
@@ -44,7 +44,7 @@ def started_of(
 
 
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
-    """Return the constants for applying a log's events with these settings.
+    """Return the constants for applying the events of a log.
 
     `host`: as in `started_of`. If the settings name no version of vLLM, the host's version decides.
     """

@@ -1,9 +1,9 @@
-"""Plans on the host, for one step, which program of attention_kernels reads which keys for which queries.
+"""Divides a step's attention among the programs of attention_kernels. The work is planned on the host.
 
 A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head.
-Normally a single program reads all keys that a tile sees. If there are fewer tiles than programs, long tiles
-are divided into parts: each span of SPAN keys is a part that one program computes, and the parts are joined
-afterwards. A tile's result has the same bits with one program and with several.
+Normally one program computes a tile over all its keys. If there are fewer tiles than programs, several
+programs share a long tile (split-KV). Each program computes a part with SPAN keys, and the parts are joined
+afterwards. The result has the same bits either way.
 """
 
 from typing import NamedTuple

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # These modules import torch, which is slow to load.
 
 
 class DescribedPlugin(ABC):
-    """A ModelPlugin without the methods that differ between model families. `names`: maps the tensor names in
-    files to canonical names.
+    """A base class for ModelPlugins. Subclasses add the methods that differ between model families. `names`:
+    maps the tensor names in files to canonical names.
 
     Importing this module imports neither torch nor a processor. The methods import them when they are called.
     """

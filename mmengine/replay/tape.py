@@ -1,5 +1,5 @@
-"""A tape verifies a log: the engine's loop runs on the log again. The log takes the place of the executor,
-the source of observations, and the sink for events. This module also has the exceptions that end the loop.
+"""Verifies a log by running the engine's loop again. The log replaces the executor, the source of
+observations, and the sink for events.
 """
 
 from collections import deque
@@ -28,8 +28,8 @@ INVARIANT = "invariant "  # Prefix of a divergence's `field` for a broken invari
 CRASH = "crash"  # A divergence's `field` if this build raises an exception after the last record.
 
 
-# An executor or a sink raises these exceptions to end the loop. These classes do not derive from `Exception`,
-# because the loop turns an executor's exceptions into FAILED.
+# These exceptions end the loop. They do not derive from `Exception`, because the loop turns an executor's
+# exceptions into FAILED.
 
 
 class Diverged(BaseException):
@@ -39,14 +39,14 @@ class Diverged(BaseException):
 
 
 class Crashed(BaseException):
-    """Raised at the position where the process that wrote the log ended and another process continued. The
-    next record is RECOVERED.
+    """Raised where the process that wrote the log ended and another process continued. The next record is
+    RECOVERED.
     """
 
 
 class Blamed(BaseException):
-    """Raised at the position where the process that wrote the log ended, and the next process blamed a step
-    for the crash. The next records are FAILED and RECOVERED.
+    """Raised like Crashed, if the next process blamed a step for the crash. The next records are FAILED and
+    RECOVERED.
     """
 
     def __init__(self, cause: str, recovered: ev.Recovered):
@@ -81,9 +81,7 @@ class LogTape:
 
     @property
     def needs_plan(self) -> bool:
-        """Whether the loop builds plans. A plan is built only to be checked: the step's result is read from
-        the log.
-        """
+        """Whether the loop builds plans. A replay needs plans only to check them."""
         return self.watcher is not None and self.watcher.checks_plans
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -202,8 +200,8 @@ class LogTape:
         return divergence
 
     def crashed(self, error: Exception) -> Divergence:
-        """Convert an unexpected exception of this build to a divergence after the log's last record. The
-        engine that wrote the log may have ended with the exception that this build raised.
+        """Convert an unexpected exception to a divergence after the log's last record. The engine that wrote
+        the log may have crashed with the same exception.
         """
         assert self.last is not None  # At least one record was applied.
         where = (self.last.sequence, self.last.step, type(self.last.event).__name__, CRASH)
@@ -259,8 +257,8 @@ class LogTape:
         return found
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Add to a divergence its requests and the rule that the logged decision breaks, and return it. For a
-        digest, also add the columns and requests in which the states differ.
+        """Return the divergence after adding its requests and the rule that the logged decision breaks. If
+        digests differ, also add the columns and requests in which the states differ.
         """
         found.rows = {
             row: state.requests_by_row[row].request.request_id

@@ -16,8 +16,7 @@ else:
 
 class RecordsCalls(Base):
     """A mixin that precedes a scheduler class in the list of base classes. Every method calls the scheduler's
-    own method with the same arguments, and returns the same result. The recording sees arguments and result,
-    and changes neither.
+    own method with the same arguments, and returns the same result. The recording changes neither.
     """
 
     host_version = "unknown"

@@ -23,8 +23,8 @@ class RegexRefused(ValueError):
 def parse_whole_regex(text: str) -> Node:
     """Parse a regex. Raises RegexRefused.
 
-    `^(?:…)$`, as normalized schemas write it, is accepted. It equals `…`, because a regex always matches the
-    whole text.
+    Accepts `^(?:…)$`, which normalized schemas contain. The anchors have no effect, because a regex always
+    matches the whole text.
     """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
@@ -48,7 +48,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether the node can match as a bare unbounded repetition, with all its other parts empty."""
+    """Return whether an unbounded repetition can match alone, while the rest of the node matches nothing."""
     match node:
         case Repeat(part, _, high):
             return high is None or is_endless(part)
@@ -84,8 +84,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def with_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return a node that matches only texts of `low` to `high` characters. Return None if no change to the
-    counts of a single repetition expresses this limit.
+    """Return a node that matches only texts of `low` to `high` characters. The counts of a single repetition
+    are changed. Returns None if this is not enough.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):
@@ -112,7 +112,7 @@ def with_width(node: Node, low: int, high: int | None) -> Node | None:
 
 def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) -> str:
     """Return an expression for `node` followed by `end`. With `in_json`, the text is spelled as inside a JSON
-    string. Raises RegexRefused if a repetition has too large counts.
+    string. Raises RegexRefused if a repetition's counts are too large.
     """
     match node:
         case Chars(ranges):

@@ -81,8 +81,8 @@ def write_page(
 
 
 def set_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows. If a contract checkpoint ran a class, only its contract rows remain, and its row as a
-    described model.
+    """Return the rows to list. For an architecture with contract rows, only these rows and its DESCRIBED row
+    are listed.
     """
     ran = {row.architecture for row in rows if row.cells}
     return [row for row in rows if row.cells or row.verdict == DESCRIBED or row.architecture not in ran]

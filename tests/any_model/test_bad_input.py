@@ -88,9 +88,7 @@ def test_an_image_token_that_the_tokenizer_lacks_is_named(made, tmp_path):
 
 @pytest.mark.soak  # Importing transformers again takes seconds.
 def test_a_torchvision_that_does_not_fit_torch_is_named(made, tmp_path):
-    """A stand-in package fails on import with the error that PyPI's torchvision raises beside a torch without
-    CUDA.
-    """
+    """A fake package fails on import, as PyPI's torchvision does with a CPU build of torch."""
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")

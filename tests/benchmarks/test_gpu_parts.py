@@ -71,9 +71,7 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
 
 
 def test_continuous_batching_answers_what_generate_does(module):
-    """For text prompts, transformers' continuous batching with the whole Qwen3-VL gives the same tokens as
-    `generate`.
-    """
+    """For text prompts, transformers' continuous batching gives the same tokens as `generate`."""
     rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])
     asks = module("common.workload").random_texts(3, 20, 6, shape.text.vocab_size)
@@ -165,9 +163,7 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
-    """The GPU's idle share is measured while all rows decode. A stand-in for the profiler reports two kernels
-    with a gap of a fifth of the time between them.
-    """
+    """A fake profiler reports a gap between two kernels while all rows decode."""
     gpu_idle, parts = module("gpu.idle"), module("gpu.speed_parts")
     entered = []
 

@@ -1,4 +1,4 @@
-"""Runs a simulated engine with every kind of fault, as `chaos.py` does, but with requests in sessions.
+"""Runs a simulated engine with random faults, as `chaos.py` does, but with requests in sessions.
 
 python -m tests.core.session_chaos 1000 2000
 """

@@ -1,6 +1,4 @@
-"""Tests block groups: for layers with a window, a row holds KV only from the first key that a later query
-sees. Covers the core and its tools.
-"""
+"""Tests block groups: in layers with a sliding window, a row frees blocks that no later query sees."""
 
 import random
 

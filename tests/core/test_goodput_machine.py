@@ -1,5 +1,5 @@
-"""Tests the choice of draft levels on a model of a machine: which level is chosen, how soon, and how much
-time the trials cost.
+"""Tests the choice of draft levels on a simulated machine: which level is chosen, how soon, and how much time
+the trials cost.
 """
 
 import random
@@ -18,8 +18,8 @@ HEAD = Drafter(0.95, 60, 8)
 
 
 def shares(drafters, run, **costs):
-    """Return the time per token under goodput, divided by that under the best fixed policy, and the time per
-    token under each policy: goodput, no drafts, and each draft level.
+    """Return (share, times). `times`: the time per token with goodput, without drafts, and with each draft
+    level. `share`: goodput's time, divided by the smallest other time.
     """
     found = []
     for policy in ("goodput", "none", *range(len(drafters))):
@@ -44,9 +44,7 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run, trials cost at most as much as a few steps with all drafts. The bound is higher for
-    steps with few rows.
-    """
+    """Over a whole run, trials cost at most as much as a few steps with all drafts."""
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)
@@ -58,9 +56,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 @pytest.mark.long
 def test_drafts_lose_at_most_the_cost_of_finding_out():
-    """Machines, drafters and request lengths are random. The costs of all trials in about 1,500 steps are
-    included.
-    """
+    """Machines, drafters and request lengths are random."""
     rng, found = random.Random(1), []
     for number in range(24):
         rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)
@@ -100,7 +96,7 @@ def test_it_knows_soon(rows, pays):
 
 
 def test_each_number_of_rows_is_decided_by_itself():
-    """The batch shrinks. Drafts save time with eight rows, but not with 64."""
+    """The batch shrinks from 64 rows. Drafts save time with eight rows, but not with 64."""
     costs = {"row_us": 17, "token_us": 20, "noise": 0.1}
 
     def drain(machine):
@@ -179,8 +175,8 @@ def test_while_drafts_do_not_pay_trying_takes_little():
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
-    """In an answer of six tokens drafts save less time than a drafter needs to read the prompt. In an answer
-    of a hundred tokens they save more.
+    """With six output tokens, drafts save less time than the drafter needs for the prompt. With a hundred,
+    they save more.
     """
     costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
     machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)

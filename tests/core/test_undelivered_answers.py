@@ -1,6 +1,4 @@
-"""Tests that a process that continues a log from its newest snapshot finds the same state and the same
-undelivered answers as a reader of the whole log.
-"""
+"""Tests that the newest snapshot gives the same state and the same undelivered answers as the whole log."""
 
 import random
 import shutil
@@ -181,9 +179,7 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
 
 
 def check_orders(lives, answers):
-    """For prompts with several choices, check that the recorded order of tokens is the order in which
-    consumers got them.
-    """
+    """For requests with several choices, check that tokens are recorded in the order of delivery."""
     choices = {}
     for name, answer in answers.items():
         choices.setdefault(answer[0].group or name, []).append(name)
@@ -248,7 +244,7 @@ def long_run(folder, num_requests=8, **options):
 
 
 def test_the_limit_counts_tokens_with_more_logprobs_than_the_first():
-    """With confidences, a token that its grammar forced has fewer (token, logprob) pairs than others."""
+    """A token that the grammar forced has fewer (token, logprob) pairs than a sampled token."""
     forced, free = ((-1, 0.0), (-2, 0.0)), tuple((-number, -1.0) for number in range(1, 11))
     assert len(module._Scores([forced, free, free])) == 22
 
@@ -331,9 +327,7 @@ def test_many_short_requests_after_a_long_one_take_no_memory():
 
 
 def test_wanted_answers_are_forgotten_once_delivered_again(tmp_path):
-    """A continued batch wants all answers that its output file lacks, even if they were delivered. Once they
-    are delivered again, the engine forgets them.
-    """
+    """A continued batch wants all answers that its output file lacks, even if they were delivered before."""
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     names = [f"r{number}" for number in range(8)]

@@ -25,7 +25,7 @@ TEXT = "abc" * 40
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Return the folder of three replicas' logs. One replica is cut off in the middle of an answer, another
+    """Return the folder of three replicas' logs. One replica is disconnected during an answer, another
     drains.
     """
     folder = tmp_path_factory.mktemp("fleet")

@@ -1,5 +1,5 @@
-"""Writes a Qwen3-VL folder as two GGUF files, a text model and a projector, with the keys and tensor names of
-llama.cpp's converter. The writers of other families use the parts that all files have.
+"""Writes a Qwen3-VL folder as two GGUF files, a text model and a projector. Keys and tensor names are those
+of llama.cpp's converter. The writers of other families reuse these functions.
 """
 
 import json
@@ -160,7 +160,9 @@ def weights_of(folder) -> dict[str, np.ndarray]:
 def decoder_tensors(
     weights: dict[str, np.ndarray], kind: str, layer: dict[str, str] = LAYER, added: float = 0
 ) -> list[Tensor]:
-    """Return a text model's tensors. `weights`: by name, without `model.`. `added`: is added to norms."""
+    """Return a text model's tensors. `weights`: by name, without `model.`. `added`: a number to add to norm
+    weights.
+    """
     found = []
     for name, values in weights.items():
         stem, _, ending = name.rpartition(".")
@@ -241,7 +243,7 @@ def write_pair(folder, out, kind: str = "F32", projector: str = "F32", **more) -
 
 
 def package_reader(path) -> gguf.GGUFReader:
-    """Return a file as the package `gguf` reads it, after a check that our reader finds the same values."""
+    """Return the reader from the package `gguf`, after a check that our reader finds the same values."""
     theirs, mine = gguf.GGUFReader(path), open_container(path)
     assert {each.name for each in theirs.tensors} == mine.tensors.keys()
     for each in theirs.tensors:

@@ -1,6 +1,6 @@
 """Tests of the Triton attention kernels, on a GPU or in Triton's interpreter.
 
-The results equal dense attention, and a token's bits do not depend on how tokens are spread over steps.
+The results equal dense attention. A token's bits do not depend on the division into steps.
 """
 
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ def make(spec, kv, programs=2, **options):
 def test_ragged_steps_are_as_dense_attention(
     kernel_device, group, kv_heads, head_dim, block_size, dtype, programs, first, steps
 ):
-    """Positions that were not written hold NaN (see Rows), so that reading one would show in the result."""
+    """Unwritten positions hold NaN (see Rows), so a read would show in the result."""
     spec = spec_of(group * kv_heads, kv_heads, head_dim, layers=1)
     with short_spans():
         rows = Rows(
@@ -89,7 +89,7 @@ def test_heads_as_wide_as_they_may_be(kernel_device):
 
 
 def filled(device, dtype, **options):
-    """Return a model spec, and a function that attends rows over a pool of random KV.
+    """Return a model spec, and a function that computes attention over a pool of random KV.
 
     The function takes rows (number of queries, number of KV tokens, block ids) and q [t, heads, d].
     """
@@ -144,7 +144,7 @@ def test_scores_far_apart_do_not_overflow(kernel_device, dtype):
 
 
 def test_every_byte_of_fp8_is_its_value(kernel_device):
-    """Attend a row of one token: the result is the token's V, which holds all 256 bytes."""
+    """Attention over one token returns the token's V, which contains all 256 bytes."""
     spec = spec_of(2, 2, 128, layers=1)
     for dtype in (torch.float32, torch.float16):
         kv = KVPool(spec, 2, 1, dtype, open_device(str(kernel_device)), is_fp8=True)
@@ -184,7 +184,7 @@ def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
         pytest.skip("this test observes Triton's interpreter, which runs only on a CPU")
     from triton.runtime.interpreter import InterpretedFunction
 
-    # `seen`: kernels with the specialisations that a GPU would compile them for
+    # `seen`: the kernels and specialisations that a GPU would compile
     seen, run = set(), InterpretedFunction.run
 
     def noted(self, *arguments, **options):
@@ -232,10 +232,9 @@ class Watched:
 
 @pytest.mark.parametrize("query_len, programs", [(1, 2), (1, 50), (4, 50)])
 def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, programs):
-    """Begin the same bucket twice with different lengths. A replay must get the same buffers and right
-    results.
+    """A replay with other lengths uses the buffers of the capture, and gives right results.
 
-    The step has a padding row and padding drafts, and the pool holds NaN wherever no row's KV is.
+    The step has a padding row and padding drafts. Unwritten KV is NaN.
     """
     spec, size, kernels = spec_of(4, 2, 16), 4, Watched()
     kv = KVPool(spec, 80, size, torch.float32, open_device(str(kernel_device)))

@@ -120,7 +120,7 @@ def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
 
 
 def test_damaged_exif_data_do_not_rotate_a_box():
-    """Only the EXIF data are damaged, so the image decodes, and the model saw its pixels without rotation."""
+    """The image itself decodes, so the model sees the pixels without rotation."""
     Image.new("RGB", (80, 50)).save(data := io.BytesIO(), "PNG", exif=b"Exif\0\0damaged!")
     (box,) = answer_boxes({"bbox_2d": [0, 0, 500, 500]}, True, data.getvalue(), THOUSANDTHS, None).values()
     assert load_rgb(data.getvalue(), Access(), "the image").size == (80, 50)

@@ -22,7 +22,8 @@ FOLDERS = (*TREES[1:], "benchmarks", "examples")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
     path.name for path in ROOT.glob("*.*")
 }
-# The first file is FlashAttention's; `mmengine log minimize` writes the second.
+# Files that are not in the repository: a file of FlashAttention's, and files that `mmengine log minimize`
+# writes.
 FOREIGN_FILES = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py", "test_minimized_FAULT.py"}
 
 

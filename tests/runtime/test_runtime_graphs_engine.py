@@ -1,4 +1,4 @@
-"""Tests of the whole engine with replayed steps on the embedded checkpoint: answers equal launched steps."""
+"""Tests the engine with replayed steps, as with CUDA graphs: the answers equal launched steps' answers."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ def anew(asked):
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Return a recorder with which every engine that is built from now on captures its steps."""
+    """Return a recorder. Every engine that is built later captures its steps with this recorder."""
     recorder = Repeater()
     monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
     let_backends_capture(monkeypatch.setattr)
@@ -75,7 +75,7 @@ def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
 
 @pytest.fixture
 def packed(monkeypatch):
-    """Let frames of any lengths be attended in one call, as on a GPU, so that the encoder is captured too."""
+    """Compute attention over all frames in one call, as on a GPU. The encoder is then captured too."""
     monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
 
@@ -97,7 +97,7 @@ def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, mon
 
 @pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
 def test_answers_with_flashinfer(asked, anew, recorder, monkeypatch, settings):
-    """FlashInfer's wrappers are fakes that compute attention from the planned lists alone."""
+    """The fake FlashInfer wrappers compute attention from the planned index lists."""
 
     def make_backend(name, spec, kv, **others):
         return FlashInferAttention(spec, kv, fake_library())
@@ -129,7 +129,7 @@ def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
 
 
 def test_a_head_repeats_its_drafts(asked, recorder, monkeypatch):
-    """A head reads the states of replayed steps, at once or later, and replays its own passes."""
+    """An EAGLE-3 head reads the hidden states of replayed steps, and replays its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)
     chains = found.drafting.head.graphs.num_chains
     assert chains["replayed"] > 50 and not chains["capture_failed"]

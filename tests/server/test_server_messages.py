@@ -266,9 +266,7 @@ def test_base64_of_data_fields_leaves_the_body():
 
 
 def test_a_broken_stream_is_repeated_byte_for_byte(tmp_path):
-    """After a restart, the stream is repeated from the log for a client that repeats the call, with or
-    without a request id.
-    """
+    """After a restart, a client that repeats the call gets the same stream, with or without a request id."""
     log, headers = tmp_path / "log", {"x-request-id": "mine"}
     body = asked("x" * 150, stream=True, thinking={"type": "adaptive"})
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}) as server:

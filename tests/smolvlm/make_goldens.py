@@ -4,9 +4,8 @@ video_cases.py.
     pip install --no-deps --target DIR torchvision==0.28.0 num2words==0.5.14 docopt==0.6.2
     PYTHONPATH=. python tests/smolvlm/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and with transformers. The video processor of transformers
-needs torchvision, which nothing else here needs. Pixels are stored as the SHA-256 of the part of the tiles
-that patches cover.
+Run by hand, with the CPU build of torch 2.13 and with transformers, whose video processor needs torchvision.
+Pixels are stored as a SHA-256. Pixels at the edge that no patch covers are left out.
 """
 
 import hashlib

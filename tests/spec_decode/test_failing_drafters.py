@@ -50,8 +50,8 @@ KINDS += ["half tokens", "counts of other rows", "a table", "objects", "nan coun
 
 
 class Failing(Scripted):
-    """A `Scripted` drafter whose every second proposal raises or is invalid, each in a different way. `admit`
-    and `leave` raise for some rows. `num_wrong` counts the errors.
+    """A `Scripted` drafter. Every second proposal raises or is invalid. `admit` and `leave` raise for some
+    rows. `num_wrong` counts the errors.
     """
 
     def __init__(self, truth, touch=False):

@@ -1,4 +1,6 @@
-"""Tests that forced text which the tokenizer normalises, or Lark cannot hold, is generated as it stands."""
+"""Tests that forced text is generated unchanged, even if the tokenizer would normalise it or Lark cannot
+contain it.
+"""
 
 import json
 import re

@@ -348,8 +348,8 @@ FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # All bounds
     ],
 )
 def test_objects_in_one_order_are_noted(backend, schema, pointer, count):
-    """xgrammar fixes the order in which an object's keys come. A note names each object for which the default
-    engine allows any order, and there are no other notes.
+    """xgrammar fixes the order of an object's keys. A note names each object for which the default engine
+    allows any order.
     """
     found = backend.notes(GrammarRequest("json_schema", normalize_schema(schema, FREE).text))
     assert sum(note.count for note in found) == count

@@ -1,6 +1,5 @@
-"""Tests the recorder in vLLM's own scheduler, without a model. `make vllm` runs these tests with two versions
-of
-vLLM.
+"""Tests the recorder in vLLM's own scheduler, without a model. `make vllm` runs these tests with two vLLM
+versions.
 """
 
 import inspect

@@ -24,7 +24,7 @@ def test_a_row_is_found_only_at_its_own_place():
 
 
 class Batch:
-    """Random steps: requests join, leave, are preempted and come back, and miss steps."""
+    """Random steps, in which requests start, end, are preempted, resume, or are not scheduled."""
 
     def __init__(self, seed):
         self.rng, self.rows = random.Random(seed), Rows(90)
@@ -32,7 +32,7 @@ class Batch:
         self.order, self.number = [], 0
 
     def step(self):
-        """Return a step, in which the column of the running rows comes from `StepRows`."""
+        """Return a step. `StepRows` supplies the column of the running rows."""
         for name in self.rng.sample(self.running, min(len(self.running), self.rng.choice((0, 0, 1, 3)))):
             self.running.remove(name)
             self.rows.take(name, [])
@@ -66,7 +66,7 @@ class Batch:
         self.order += [name for name in step.ids if name not in self.order]
         names = self.order.copy()
         tokens = [[1000 * self.number + int(name[1:])] for name in names]
-        if self.rng.random() < 0.1:  # a prompt is not whole
+        if self.rng.random() < 0.1:  # the prompt is only partly prefilled
             tokens[self.rng.randrange(len(tokens))] = []
         index = {name: place for place, name in enumerate(names)}
         return SimpleNamespace(req_ids=names, req_id_to_index=index, sampled_token_ids=tokens)

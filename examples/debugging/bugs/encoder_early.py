@@ -1,8 +1,8 @@
-"""Release an encoder output for all rows as soon as one of the rows no longer needs the output."""
+"""Release an encoder output for all rows as soon as one row no longer needs the output."""
 
 from mmengine.encoder_cache.cache import EncoderCache
 
-# Short chunks let several rows share a step, so several images are partly computed.
+# With short chunks, several rows share a step, and several images are partly prefilled.
 SETTINGS = {"long_prefill_token_threshold": 24}
 _release = EncoderCache.release
 

@@ -1,8 +1,8 @@
 """Reads Gemma 3's text models in GGUF files (architecture gemma3): config fields, names and values.
 
-The file differs from transformers' folders in two ways. All norms are stored with 1 added. The keys do not
-name which layers have windows. If the file states a window, five of six layers have one unless a key says
-otherwise. These layers have rotary embeddings of their own.
+A GGUF file differs from a transformers folder in two ways. Norm weights are stored with 1 added.
+`layer_types` is missing: if the file has a sliding window, five of six layers use the window by default. The
+window layers have another rotary base.
 """
 
 from dataclasses import replace
@@ -27,9 +27,7 @@ _LARGE = 62  # Number of layers of the 27 B model, whose attention scale depends
 
 
 def gemma_config(fields: Fields, config: dict[str, object]) -> dict[str, object]:
-    """Return the fields of config.json that Gemma 3 has in addition to `config`, or reads differently.
-    Raises ModelError.
-    """
+    """Return the fields of config.json that Gemma 3 adds to `config` or changes. Raises ModelError."""
     num_layers, rope = config["num_hidden_layers"], config["rope_parameters"]
     assert isinstance(num_layers, int) and isinstance(rope, dict)
     local = fields.number(LOCAL_THETA, 10000.0)
@@ -55,12 +53,12 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str]:
 
 
 def _query_scalar(config: dict[str, object]) -> int:
-    """Return the number by whose square root attention scores are divided."""
+    """Return query_pre_attn_scalar: attention scores are divided by its square root."""
     hidden, heads, head_dim = (config[name] for name in ("hidden_size", "num_attention_heads", "head_dim"))
     assert isinstance(hidden, int) and isinstance(heads, int) and isinstance(head_dim, int)
     return hidden // heads if config["num_hidden_layers"] == _LARGE else head_dim
 
 
 def gemma_entry(entry: GGUFEntry) -> GGUFEntry:
-    """Return the entry whose `pieces` are transformers' values."""
+    """Return the entry, changed so that `pieces` yields transformers' values."""
     return replace(entry, adjust="less one") if entry.stored_name.endswith("norm.weight") else entry

@@ -3,8 +3,8 @@ values.
 
 The file's values differ from transformers' in four ways. Norms are stored with 1 added, except the delta
 net's norm. `ssm_a` is -exp(A_log). The convolution has two dimensions. The delta net's value heads are tiled:
-value head h uses key head h % number of key heads. All matrices keep this order (`DeltaConfig.tiled`),
-because reordering the columns of `ssm_out` would split quantised blocks. The last layers in the file are the
+value head h uses key head h % number of key heads. mmengine keeps this order (`DeltaConfig.tiled`), because
+reordering the columns of `ssm_out` would split quantised blocks. The last layers in the file are the
 multi-token-prediction heads, if the model has any.
 """
 
@@ -23,7 +23,7 @@ _DELTA = {  # Required key -> its field in config.json, and its maximum.
     "ssm.group_count": ("linear_num_key_heads", 1024),
     "ssm.time_step_rank": ("linear_num_value_heads", 1024),
 }
-_VALUES = "ssm.inner_size"  # The number of values of all value heads.
+_VALUES = "ssm.inner_size"  # Total size of all value heads.
 KEYS = (SECTIONS, INTERVAL, RECURRENT, NEXTN, _VALUES, *_DELTA)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -42,7 +42,7 @@ def _num_heads(fields: Fields) -> int:
 
 
 def hybrid_config(fields: Fields) -> dict[str, object]:
-    """Return the fields of config.json that hybrid models have in addition, or with other values.
+    """Return the fields of config.json that hybrid models add or change.
 
     Raises ModelError for sizes that are missing or contradict each other.
     """
@@ -61,7 +61,7 @@ def hybrid_config(fields: Fields) -> dict[str, object]:
 
 
 def hybrid_rope(fields: Fields, rope: dict[str, object], head_dim: int) -> dict[str, object]:
-    """Return the rotary options with the rotated share of a head, and the sections for images."""
+    """Return `rope` with partial_rotary_factor and the M-RoPE sections."""
     rotated = fields.integer("rope.dimension_count", 2, head_dim)
     return rope | {
         "partial_rotary_factor": rotated / head_dim,
@@ -79,16 +79,14 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str]:
 
 
 def hybrid_name(name: str, num_layers: int) -> str:
-    """Return the transformers name for a tensor, as in published folders. The layers from `num_layers` on are
-    `mtp.layers`.
-    """
+    """Return a tensor's name in transformers' folders. Layers from `num_layers` on become `mtp.layers`."""
     if (found := _LAYER.match(name)) is None or (layer := int(found[1])) < num_layers:
         return name
     return f"mtp.layers.{layer - num_layers}.{name[found.end() :]}"
 
 
 def hybrid_entry(entry: GGUFEntry) -> GGUFEntry:
-    """Return the entry with transformers' shape, whose `pieces` are transformers' values."""
+    """Return the entry, changed so that its shape and `pieces` are as in transformers."""
     name, shape = entry.stored_name, entry.shape
     if name.endswith(".ssm_a"):
         return replace(entry, adjust="log of the negative")

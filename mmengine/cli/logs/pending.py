@@ -21,7 +21,7 @@ HELP = (
 
 
 def pending(folder: Folder, tokenizer: TokenizerFile = None, json_output: Json = False) -> None:
-    import msgspec  # Lazy, as is the module below: help needs neither.
+    import msgspec  # Lazy: help needs neither import.
 
     from mmengine.replay.queries.pending import pending_requests
 

@@ -105,8 +105,8 @@ def life_text(line: "RequestEvent") -> str:
 
 
 def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    """Yield groups of events. A long run of steps that only schedule and execute one token is one group; any
-    other event is a group of its own.
+    """Yield groups of events. A long run of plain decode steps is one group. Each other event is a group
+    alone.
     """
     run: list[RequestEvent] = []
     for line in lines:

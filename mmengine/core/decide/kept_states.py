@@ -12,8 +12,7 @@ from mmengine.events import vocabulary as ev
 def keep_states(view: View) -> ev.StatesKept | None:
     """Return STATESKEPT for the current step's rows, or None if no state is due or no slot is free.
 
-    Call this function after all rows of the step were decided. If there are too few slots, the rows that were
-    admitted last get them.
+    The step's rows must have been scheduled. If there are too few slots, the last rows in the step get them.
     """
     if not any_due(view.keep_at, view.num_computed):
         return None
@@ -31,8 +30,8 @@ def keep_states(view: View) -> ev.StatesKept | None:
 
 
 def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, n) for each due state: the row's state after its first n tokens. States are left out if
-    the content of their block is not recorded or already has a kept state.
+    """Return (row, n) for each due state: the row's state after its first n tokens. A state is left out if
+    its block's content is not recorded or already has a kept state.
     """
     size, every = view.block_size, view.config.snapshot_every
     wanted, seen = list[tuple[int, int]](), set[int]()

@@ -6,8 +6,7 @@ Block stores, and routers that read KV events, identify a block by
     digest(block) = BLAKE2b-128(the previous block's digest | its tokens | its extra)
 
 `extra` is the result of `block_extras`: the media embeddings in the block with their positions and, in the
-first block, the hash of the tenant's salt and the adapter's digest. Equal digests mean equal contents,
-unless BLAKE2b is broken.
+first block, the hash of the tenant's salt and the adapter's digest.
 """
 
 import hashlib
@@ -51,7 +50,7 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 class ContentDigests:
     """The digests of the contents in `index`, by content id. The code that applies a log's events calls `add`
-    and `drop`, so that the digests stay up to date.
+    and `drop`.
     """
 
     def __init__(self, index: PrefixIndex, block_size: int):
@@ -75,14 +74,14 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """Remove the digest of a content that no block holds any more. Contents that follow this content keep
-        their digests, which were added while a row held this content's block.
+        """Remove the digest of a content that no block holds any more. Contents that extend this content keep
+        their digests.
         """
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """If there are many digests, remove digests for contents that no block holds. Callers that never call
-        `drop` call this method instead.
+        """Remove digests for contents that no block holds, if there are many. Callers that never call `drop`
+        call this method.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:
             held = {ROOT, *self._index.content.tolist()}

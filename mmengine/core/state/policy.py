@@ -16,7 +16,7 @@ from mmengine.registry import Registry
 class Policy(NamedTuple):
     """A scheduling policy.
 
-    `prefill_first`: while prompts can be computed, a step computes only prompts, and decoding rows wait.
+    `prefill_first`: decoding rows wait while prompts can be computed.
     `num_ahead`: how many of a rank's first values, such as the priority, take precedence over the order of
     the tenants (core/state/tenants.py).
     """

@@ -1,5 +1,6 @@
 """Linear layers in torch whose weights are reordered once. For bfloat16 on a CPU, torch would otherwise
-reorder a weight to oneDNN's blocked layout in each call, which takes as long as the product with a few rows.
+reorder a weight to oneDNN's blocked layout in each call. The reordering takes as long as the product with a
+few rows.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ _ROWS = 16
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return a function from x [t, k] to x weight^T + bias, [t, n]. `weight`: [n, k]. If the weight is
-    reordered, the function keeps no reference to `weight`.
+    """Return a function that maps x [t, k] to x weight^T + bias [t, n]. `weight`: [n, k]. A function with a
+    reordered weight keeps no reference to `weight`.
     """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not reorders():
         return lambda x: F.linear(x, weight, bias)

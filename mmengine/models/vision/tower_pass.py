@@ -18,9 +18,9 @@ from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 
-# Number of patches in a tile. Attention packs all keys of a frame again for each tile. With 47,000 keys,
-# tiles of 256 patches take a tenth longer than tiles of 1,024, and tiles of 512 a fiftieth longer (bfloat16,
-# AMD EPYC, 2 cores).
+# Number of patches in a tile. Attention packs all keys of a frame again for each tile, so small tiles are
+# slower. With 47,000 keys, 256 patches take 10 % longer than 1,024, and 512 take 2 % longer (bfloat16, AMD
+# EPYC, 2 cores).
 TILE = 512
 
 
@@ -51,8 +51,8 @@ class PatchCosts(NamedTuple):
 
 
 class TowerPass:
-    """The object that `encode_in_parts` (see the plugin protocol) returns: a pass over the tower that can
-    pause.
+    """A pass over the vision tower that can pause. `encode_in_parts` in the plugin protocol returns this
+    object.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # The cost of attention for a patch in a layer, expressed as the number of multiply-adds that take the
-        # same time.
+        # The cost of attention for a patch in a layer. The unit is the time for a multiply-add in a linear
+        # layer.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0
@@ -72,8 +72,8 @@ class TowerPass:
         self._next = next(self._stages)  # The cost of the next stage.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute until the share `until` / `work` of the pass is done. Returns the features, as `encode`
-        does, at the end of the pass. Otherwise returns None.
+        """Compute until the share `until` / `work` of the pass is done. Return the features, as `encode`
+        does, after the last stage, and None before.
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next

@@ -2,8 +2,7 @@
 
 Before compilation, every special token in the template's source is replaced by a mark, a low-surrogate code
 point. Valid Unicode text never contains a lone surrogate, and text with a lone surrogate is refused. Every
-mark in the output therefore comes from the template. Text that only looks like a special token comes from a
-message and stays text, however the text was assembled.
+mark in the output therefore comes from the template. Message text that looks like a special token stays text.
 """
 
 import re
@@ -62,7 +61,7 @@ class ChatTemplate:
         written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
-        written.sort(key=len, reverse=True)  # Replace tokens that contain other tokens first.
+        written.sort(key=len, reverse=True)  # A token may contain a shorter token.
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
         self._ids = {mark: tokenizer.marked[token] for mark, token in self._tokens.items()}
@@ -235,9 +234,8 @@ class ChatTemplate:
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Split a rendered prompt at its special tokens. Return a list with the texts, and with the ids of
-        the special tokens between the texts. The text after the first `max_special` special tokens (0: no
-        limit) is not split.
+        """Split a rendered prompt at its special tokens. Return the texts and the special tokens' ids, in
+        order. `max_special`: the maximum number of special tokens at which to split (0: no limit).
         """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
@@ -281,9 +279,7 @@ def _find_source(folder: Path) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the template's variables for special tokens, such as eos_token and pad_token, with
-    the tokens.
-    """
+    """Return the special tokens by the template variable's name, such as eos_token."""
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

@@ -22,11 +22,10 @@ Piece = str | int | Run  # Text, the id of a special token, or placeholders.
 
 
 class TokenWriter:
-    """Collects the token ids of a prompt. Text between two special tokens is tokenized as a whole, as if the
-    prompt were a single string.
+    """Collects the token ids of a prompt. Text between two special tokens is tokenized as a whole.
 
-    `limit`: maximum number of ids. As soon as the prompt is known to be longer, `check_length` is called with
-    a lower bound of its length, and must raise the error.
+    `limit`: maximum number of ids. `check_length`: called with a lower bound on the prompt's length if the
+    prompt is too long, and must raise.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:

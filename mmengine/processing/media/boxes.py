@@ -19,7 +19,7 @@ from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.structured_output.json_pointer import join_pointer
 
 KEY = "bbox_2d"  # The key under which models write boxes.
-MARK = "x-mmengine-box"  # Schema keyword that marks a value with any other key as a box.
+MARK = "x-mmengine-box"  # Schema keyword that declares a value to be a box.
 _MAX_DEPTH = 64
 
 
@@ -47,7 +47,7 @@ def open_image(source: str | Path | bytes) -> Image.Image:
 
 
 def frame_of(image: Image.Image) -> ImageFrame:
-    """Return an image file's frame. Damaged EXIF data do not rotate the image, as in `load_rgb`."""
+    """Return an image file's frame. Damaged EXIF data are ignored, as in `load_rgb`."""
     orientation = 1
     with suppress(Exception):
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)

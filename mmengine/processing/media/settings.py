@@ -19,17 +19,17 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access
 
 MAX_PIXELS = 2**28
-# Called, before an item is resized, with the item's number of embeddings. Raises an error for too many
-# embeddings.
+# A function that raises an error for too many embeddings. Called with an item's number of embeddings before
+# the item is resized.
 CheckLength = Callable[[int], None]
 
 
 class MediaSettings(Protocol):
-    """A model's rules for images and videos: a frozen dataclass of plain data, so that another process can
-    receive it as JSON.
+    """A model's rules for images and videos.
 
-    The other process imports the module of the dataclass, which must load neither torch nor a tokenizer.
-    `options`: the request options that the model supports, from `mmengine.processing.media.options.NAMES`.
+    An implementation is a frozen dataclass of plain data, because decoder processes receive the rules as
+    JSON. The dataclass's module must import neither torch nor a tokenizer. `options`: the request options
+    that the model supports, from `mmengine.processing.media.options.NAMES`.
     """
 
     @property

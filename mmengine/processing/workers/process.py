@@ -33,8 +33,8 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME
 
 
 class DecoderLost(Exception):
-    """The process has ended, or sent an invalid answer. The text says how the process ended. `signal_number`:
-    the signal that ended the process, or 0.
+    """Raised if the process has ended or sent an invalid answer. `signal_number`: the signal that ended the
+    process, or 0.
     """
 
     def __init__(self, text: str, signal_number: int = 0):
@@ -163,8 +163,8 @@ class DecoderProcess:
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:
-        """End the process. `mercy_s`: seconds to wait before the kill, so that a process that ends by itself
-        leaves its own exit code or signal.
+        """End the process. `mercy_s`: seconds to wait before the kill. A process that ends by itself in this
+        time keeps its own exit code.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(mercy_s)

@@ -120,8 +120,8 @@ def _parent(content: int) -> Cell:
 
 
 def prefix_view(state: State) -> Table:
-    """Return the prefix index as a table with a line per content: the content, the content that precedes it
-    in a prompt, and the blocks that hold the content.
+    """Return the prefix index as a table. Each line shows a content id, its parent, and the blocks with this
+    content.
     """
     pool = state.blocks
     content, parent, tokens, _ = pool.index.columns()

@@ -1,10 +1,9 @@
 """Follows requests across the logs of several replicas: which replicas ran a request, how many tokens each
 replica computed, and how the request ended.
 
-A request that migrates leaves entries in several logs, all with one core id. For a request with a single
-answer, the core id is the request id. With `n` answers, each choice migrates on its own and has the core id
-`id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that earlier
-replicas computed.
+A request that migrates appears in several logs with the same core id. The core id is the request id, or
+`id/0`, `id/1`, … for the choices of a request with `n` answers. Each choice migrates independently. Its
+QUEUED event on the next replica contains the tokens that earlier replicas computed.
 """
 
 from collections.abc import Iterable
@@ -20,8 +19,7 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """A choice's stay on a replica, as the replica's log records it. A request with a single answer counts as
-    a choice.
+    """A choice's stay on a replica, from the replica's log. A request with a single answer has one choice.
 
     `num_given`: the number of answer tokens that earlier replicas computed. `num_said`: the number that this
     replica computed. `end`: the finish reason, or "" if the log does not contain the request's end.
@@ -76,11 +74,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Read the logs. Return the path of each core id, and the error of each log that could not be read
-    completely.
-
-    The paths are in the order in which the core ids first occur in the logs.
-    """
+    """Read the logs. Return the path of each core id, and the error of each damaged log."""
     hops: dict[str, list[Hop]] = {}
     broken: dict[Path, str] = {}
     for log in logs:

@@ -7,8 +7,7 @@ class LaunchClock:
     """Measures steps' durations on an asynchronous device. A step lasts from the previous step's result
     to its own result.
 
-    The duration includes the device's and the engine's work. Time in which two steps are in flight is
-    counted only once.
+    The duration includes the device's and the engine's work. Time in which two steps overlap counts once.
     """
 
     __slots__ = ("_before_ns", "_host", "_since_ns")
@@ -19,8 +18,7 @@ class LaunchClock:
     def launch(self) -> None:
         """Begin a step while no step is in flight.
 
-        The time since the last result is limited to this process's CPU time, so that idle time does not
-        count.
+        Between the last result and this call, only this process's CPU time counts. Idle time does not count.
         """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 

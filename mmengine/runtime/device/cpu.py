@@ -153,8 +153,6 @@ def _available_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Return how many bytes in a cgroup's file cache the kernel can free, according to `name` in
-    memory.stat.
-    """
+    """Return the field `name` in memory.stat: the bytes of a cgroup's file cache that the kernel can free."""
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

@@ -1,4 +1,4 @@
-"""Captures the same work in several sizes. If one size fails, no size is captured."""
+"""Captures CUDA graphs of the same work in several sizes. If one size fails, no size is captured."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -16,8 +16,7 @@ REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values in metri
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# The type of the function `capture`. The ranks of a sharded model use another function, which captures on all
-# ranks together.
+# The type of the function `capture`. A sharded model has a function that captures on all ranks together.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]
@@ -71,8 +70,7 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that uses attention, once for each bucket. Before each capture, attention is prepared for
-    a step that contains only padding, in the bucket's size.
+    """Capture work that uses attention, once for each bucket. Each capture runs on a step with only padding.
 
     Capturing writes to the pool's dummy block.
     """

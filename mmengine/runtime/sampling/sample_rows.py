@@ -12,8 +12,8 @@ from mmengine.runtime.sampling.runs import Runs
 
 
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """s entries, one for each position that samples. If `in_runs`, rows have drafts and may have several
-    entries.
+    """The s positions at which rows sample in a step. If `in_runs`, rows have drafts and may have several
+    positions.
 
     `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index of the
     sampled token in the row's output, from 0. `wanted`: the bitwise or of all rows' `options`. `drafted`: the
@@ -33,7 +33,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return the entries of `rows` [s]. `num_known` [s]: how many tokens each row has before it
+        """Return the positions of `rows` [s]. `num_known` [s]: how many tokens each row has before it
         samples.
         """
         records = columns.of(rows)
@@ -46,7 +46,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         return cls(rows, records, output_index, wanted, runs is not None, drafted, follows)
 
     def take(self, selected: np.ndarray) -> "SampleRows":
-        """Return only the entries `selected` (ascending indices)."""
+        """Return only the positions `selected` (ascending indices)."""
         drafted = self.drafted
         if drafted is not None:
             position, *others = drafted.pairs

@@ -7,18 +7,17 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
-# Target time for one part of an item, in ns. Other rows decode only one token meanwhile, so the time must not
-# exceed the pause between two tokens that users accept. The time must also be long compared with the fixed
-# cost of a step.
+# Target time for one part of an item, in ns. In this time, other rows decode only one token, so a longer time
+# would be a visible pause. A much shorter time would be small compared with the fixed cost of a step.
 PIECE_NS = 10**9
 
 
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
     """Return `config` with values for encoder_piece, encoder_even_patches and encoder_work_ns.
 
-    Unset settings get measured values. The settings stay unset if the encoder cannot pause within an item, or
-    if `compat` (vLLM's decisions) or `whole_prompt` is set. With `whole_prompt` the first step needs all
-    items. In these three cases, raises ConfigError if encoder_piece is set.
+    Unset settings get measured values. They stay unset if the encoder cannot pause within an item, or if
+    `compat` (vLLM's decisions) or `whole_prompt` is set. In these cases, raises ConfigError if encoder_piece
+    is set.
     """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or config.whole_prompt or measure is None:

@@ -1,9 +1,8 @@
 """Writes a page on which a person checks an extraction: each picture beside its fields. The least certain
 rows come first.
 
-File names, answers and pictures are untrusted. Therefore all texts are escaped, and pictures are drawn again
-in decoder processes. The page's content security policy allows only the page's own style and embedded
-pictures. Scripts and network access are blocked.
+File names, answers and pictures are untrusted. Therefore all texts are escaped, and decoder processes
+re-encode the pictures. The page's content security policy blocks scripts and network access.
 """
 
 import base64
@@ -32,7 +31,7 @@ MAX_FIELDS = 200  # Maximum number of fields for a row.
 MAX_PICTURE_BYTES = 64 * 2**20  # Maximum total size of the page's pictures, in bytes.
 MIN_OTHER_P = 0.01  # Minimum probability for another possible value to be shown.
 _MAX_OTHERS = 3
-_AHEAD = 16  # Maximum number of rows whose pictures are drawn ahead.
+_AHEAD = 16  # Maximum number of rows whose pictures are decoded in advance.
 
 
 def write_review(

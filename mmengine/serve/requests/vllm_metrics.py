@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-ENGINE = "0"  # the label `engine`: vLLM numbers a server's engines, and this server has a single engine
+ENGINE = "0"  # the label `engine`; this server has a single engine
 SAME = {  # our name without "mmengine_" -> vLLM's name without "vllm:"
     "requests_running": "num_requests_running",
     "requests_waiting": "num_requests_waiting",

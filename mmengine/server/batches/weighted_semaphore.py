@@ -1,6 +1,4 @@
-"""A semaphore for asyncio from which each task takes a chosen number of units. Waiting tasks are served in
-FIFO order.
-"""
+"""A weighted semaphore for asyncio: a task may take several units. Waiting tasks are served in FIFO order."""
 
 import asyncio
 from collections import deque

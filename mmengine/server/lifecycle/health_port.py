@@ -94,11 +94,10 @@ class Probes:
 
     def adopt(self, connection: socket.socket, head: bytes = b"") -> None:
         """Read a request head from a connection, respond, and close the connection. `head`: the connection's
-        first bytes, which are still in the socket. If `head` is complete, the response is sent immediately.
+        first bytes, which are still in the socket.
         """
         probe = _Probe(connection)
-        # A complete head gets its response first, because each later system call may wait for the interpreter
-        # lock.
+        # A complete head gets its response at once. Every system call below may have to wait for the GIL.
         if b"\r\n\r\n" in head:
             probe.is_answered = True
             with suppress(OSError):
@@ -126,8 +125,7 @@ class Probes:
             self._drop(probe)
 
     def _read(self, probe: "_Probe") -> None:
-        # A missing connection was closed in the same round of the selector, to make room for a newer
-        # connection.
+        # A newer connection may have replaced this connection in the same round of the selector.
         if probe.connection not in self._asking:
             return
         try:
@@ -192,9 +190,7 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the response to /health. If an engine reported the state, the response equals the response that
-    the engine itself would send.
-    """
+    """Return the response to /health. A reported state gives the same response as the engine's own."""
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"

@@ -1,7 +1,7 @@
 """Renders answers in Anthropic's Messages format, as stream events or as a whole body.
 
-The rendered bytes depend only on the tokens, the request id and the envelope, which is the call data in the
-log. Therefore a repeated stream has the same bytes.
+The bytes depend only on the tokens, the request id and the envelope (call data in the log). Therefore a
+repeated stream has the same bytes.
 """
 
 import hashlib
@@ -41,8 +41,7 @@ class MessagesFrames:
         self._about["model"] = envelope.model
         self._kind = ""  # Type of the open block, or "".
         self._number = 0  # Number of closed blocks.
-        # The bytes that precede the text in each delta of the open block. Built once per block, because most
-        # events are deltas.
+        # The bytes before the text in each delta of the open block, built once per block.
         self._head = b""
         self._digest = hashlib.sha256()  # Digest of the open thinking block.
         self._stop: tuple[str, str | None] = ("", None)

@@ -41,10 +41,9 @@ from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_c
 # Maximum number of characters in a regex, in a Lark grammar, or in all choices together.
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 10_000
-# Maximum number of rules in a Lark grammar. Rules may be nested as deeply as there are rules, which takes
-# stack space.
+# Maximum number of rules in a Lark grammar. All rules may be nested in each other, which takes stack space.
 MAX_RULES = 2_000
-# Maximum number of `&` in a Lark grammar. The states of an intersection may double with each part.
+# Maximum number of `&` in a Lark grammar. Each `&` may double the number of states.
 MAX_INTERSECTIONS = 16
 # A comment, a string or a regular expression in a Lark grammar.
 LARK_LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
@@ -81,10 +80,9 @@ _SPACINGS = ((",", ":"), (", ", ": "))
 
 @lru_cache(maxsize=64)
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
-    """Return draft grammars, which allow fewer texts than `grammar` and force more tokens.
+    """Return draft grammars. They allow fewer texts than `grammar`, and tokens that they force become drafts.
 
-    A JSON Schema has draft grammars with fixed white space, from which tokens are drafted. Other kinds of
-    grammar have none.
+    Only a JSON Schema has draft grammars. Their white space is fixed.
     """
     found = read_grammar(grammar)
     if not isinstance(found, JsonSchema):
@@ -108,7 +106,7 @@ _decode_tag = msgspec.json.Decoder(StructuralTag).decode
 def read_grammar(grammar: GrammarRequest) -> Grammar:
     """Return a request's grammar as an instance of the class for its kind.
 
-    Raises InvalidRequest for a source that `grammar_of` has not written.
+    Raises InvalidRequest for an invalid source.
     """
     source = grammar.source
     try:
@@ -139,18 +137,17 @@ def grammar_of(
 ) -> GrammarRequest | None:
     """Return the requested grammar, or None for free text.
 
-    Equal sources share an object, since most lines in a batch request one grammar.
+    Equal sources share a string object, because most lines in a batch have the same grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
     always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
-    from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to documents
-    to which references may lead. A json_schema may also have "strict_keywords", which refuses unknown
-    keywords if true. A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …},
-    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types
-    except text, and all grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of`
-    reads the field "reasoning". Raises an InvalidRequest that names the part that cannot be enforced and the
-    part's JSON pointer.
+    from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to
+    referenced documents. A json_schema may also have "strict_keywords", which refuses unknown keywords if
+    true. A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …}, {"choice":
+    […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types except text, and
+    all grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of` reads the field
+    "reasoning". Raises InvalidRequest with the JSON pointer of the part that cannot be enforced.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")

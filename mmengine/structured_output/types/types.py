@@ -61,8 +61,8 @@ def schema_of(what: object) -> dict | bool:
 def decode(text: str, what: object) -> object:
     """Decode an answer. Returns an instance if `what` is a type, and the JSON value if `what` is a schema.
 
-    Raises RequestFailed for a text that cannot be decoded. Such a text was cut (finish_reason "length"), or
-    violates a rule of the type that no schema expresses.
+    Raises RequestFailed for a text that cannot be decoded. The text was cut (finish_reason "length"), or
+    violates a rule that a schema cannot express.
     """
     try:
         return parse_json(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
@@ -162,11 +162,11 @@ def _fields_of(each: object) -> list[object]:
 
 
 def _close_schema(schema: object) -> object:
-    """Restrict parts of a type's schema that the library leaves open.
+    """Narrow a type's schema where the library leaves it too wide.
 
-    Unless the type sets `additionalProperties`, an object may have only the keys of its fields, because no
-    code would read other keys. Patterns replace base64 annotations and formats that JSON Schema does not
-    define. Raises InvalidRequest for formats that no pattern describes.
+    Objects allow no additional properties, unless the type sets `additionalProperties`. Patterns replace
+    base64 annotations and formats that JSON Schema does not define. Raises InvalidRequest for formats that no
+    pattern describes.
     """
     if not isinstance(schema, dict):
         return schema

@@ -1,6 +1,4 @@
-"""Writes a pytest file that serves requests on vLLM's scheduler alone, and that imports nothing of
-mmengine.
-"""
+"""Writes a pytest file that runs requests on vLLM's scheduler alone. The file does not import mmengine."""
 
 import ast
 import inspect
@@ -40,8 +38,8 @@ def test_{name}():
 
 
 class Expected(NamedTuple):
-    """What the written test checks. `kind`: as `check` in served_requests.fault_of. For "decision", also the
-    number of the call, the field of the call's outcome, and the correct outcome.
+    """What the written test checks. `kind`: as `check` in served_requests.fault_of. For "decision", the other
+    fields are set: the call's number, a field in the call's outcome, and the correct outcome.
     """
 
     kind: str

@@ -1,5 +1,5 @@
-"""Replaces the package num2words, which SmolVLM's processor imports, by mmengine's function. Both sides of a
-check use this function. tests/smolvlm compares its words with the words of the package.
+"""Replaces the package num2words, which SmolVLM's processor imports. tests/smolvlm compares this function
+with the package.
 """
 
 from mmengine_smolvlm.processing import in_words as num2words

@@ -1,8 +1,8 @@
-"""Blocks of several block groups by vLLM's rules.
+"""Allocates blocks for several block groups (vLLM's KV cache groups) by vLLM's rules.
 
-vLLM decides row by row. A row first frees the blocks before its windows, even if it then lacks blocks. These
-blocks may be the next that a request gets. A decision therefore contains at most one row that frees or gets
-blocks.
+vLLM allocates row by row. Each row first frees the blocks that its sliding windows have passed, even if its
+own allocation then fails. The next row may get the freed blocks. A decision therefore contains at most one
+row that frees or gets blocks.
 """
 
 import numpy as np
@@ -19,8 +19,8 @@ from mmengine.events import vocabulary as ev
 
 
 def active_rows(view: View, wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that free or get blocks as indices into `wanted.rows`, intp, and how many blocks each
-    of `wanted.rows` gets in each group, int32.
+    """Return (active, further). `active`: the rows that free or get blocks, as indices into `wanted.rows`,
+    intp. `further`: the number of blocks that each row in `wanted.rows` gets per group, int32.
     """
     further = np.zeros(len(wanted.rows), np.int32)
     short, counts = further_blocks(view, view.config, wanted.rows, wanted.tokens)
@@ -30,8 +30,8 @@ def active_rows(view: View, wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blocks_of_row(view: View, row: int, count: int) -> np.ndarray | None:
-    """Return the `count` blocks of each group that the row gets after it has freed the blocks before its
-    windows, in SCHEDULED's order, int32. None: too few blocks are free.
+    """Return the blocks that the row gets, `count` per group, in SCHEDULED's order, int32. The blocks that
+    the row's windows have passed count as free. Returns None if too few blocks are free.
     """
     settled = int(settled_tokens(view, np.array([row]))[0])
     front, back = view.blocks.order_after_release(view.windows.skipped(row, settled))
@@ -43,22 +43,22 @@ def blocks_of_row(view: View, row: int, count: int) -> np.ndarray | None:
 
 
 def by_number(view: View, blocks: np.ndarray) -> np.ndarray:
-    """Return a row's new blocks in the order of ADMITTED and SCHEDULED: one block of each group for the first
-    block number, then for the next. `blocks`: in the order in which vLLM gives them, group by group.
+    """Return a row's new blocks in the order that ADMITTED and SCHEDULED use: sorted by block number, then by
+    group. `blocks`: in vLLM's order, group by group.
     """
     of_group = blocks.reshape(view.num_groups, len(blocks) // view.num_groups)
     return of_group[np.asarray(view.windows.order)].T.ravel()
 
 
 def with_blocks_by_number(view: View, admitted: ev.Admitted) -> ev.Admitted:
-    """Return ADMITTED with its new blocks in the order of the log. `admitted` has them group by group."""
+    """Return ADMITTED with its new blocks in the log's order. `admitted` lists the blocks group by group."""
     new = np.frombuffer(admitted.new_blocks, np.int32)
     return replace(admitted, new_blocks=by_number(view, new).tobytes())
 
 
 def num_new_blocks(view: View, req_state: RequestView, start: Start, length: int) -> int:
-    """Return how many blocks must be free, apart from prefix hits, so that the request can start with
-    `length` tokens: the blocks of the chunk, or the reserved blocks if these are more.
+    """Return how many new blocks the request needs to start with a chunk of `length` tokens. Returns the
+    number of reserved blocks (`admission_reserve`) if this is larger. Prefix hits are not counted.
     """
     hits = start.num_computed // view.block_size
     chunk = (blocks_for(view, start.num_computed + length) - hits) * view.num_groups
@@ -70,7 +70,7 @@ def num_new_blocks(view: View, req_state: RequestView, start: Start, length: int
 
 
 def _most_held(view: View) -> np.ndarray:
-    """Return the most blocks that a request holds at once in each group with a window, int64 [group]."""
+    """Return the maximum number of blocks that a request holds in each group with a window, int64 [group]."""
     config = view.config
     in_flight = config.token_budget * config.max_in_flight
     num_tokens = np.minimum(view.windows.windows[:, 0] - 1 + in_flight, config.max_model_len)

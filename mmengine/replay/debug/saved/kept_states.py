@@ -1,10 +1,9 @@
-"""Keeps a long log's saved states in the user's cache, so that the debugger opens the log again without
-reading it from the beginning.
+"""Keeps a long log's saved states in the user's cache. The debugger then opens the log again without a full
+read.
 
-A file in the cache is used only for the log from which it was written. The log's folder and first record, the
-build and its rules, and the record at the last saved state must all be unchanged. The cache is in the user's
-own folder, not in the log's folder. A log may come from a stranger, and cached states in its folder might not
-follow from its records.
+A cached file is used only if the log's folder, its first record, its record at the last saved state, and
+mmengine's version are unchanged. The cache is not in the log's folder, because a log from a stranger could
+contain false states.
 """
 
 import hashlib
@@ -115,8 +114,8 @@ class KeptStates:
         self, marks: Marks, records: Callable[[Mark], Iterator[Record]]
     ) -> tuple[dict[str, list[int]], int]:
         """Add the kept marks to `marks`. Return the arrivals, and the position up to which the log was read.
-        If nothing is kept, return ({}, the last mark's position). `records`: returns the log's records from a
-        mark on.
+        Without a valid file, return ({}, the last mark's position). `records`: returns the log's records from
+        a mark on.
         """
         nothing: tuple[dict[str, list[int]], int] = {}, marks.last.position
         try:
@@ -157,9 +156,7 @@ def _digest_of(record: Record) -> bytes:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the least recently used files, until the remaining files fit into MAX_CACHED_BYTES. A file that
-    a killed process left incomplete counts too.
-    """
+    """Delete the least recently used files, until the remaining files fit into MAX_CACHED_BYTES."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for path in files:

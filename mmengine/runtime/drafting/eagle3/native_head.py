@@ -1,4 +1,6 @@
-"""Computes a draft head on a CPU with native kernels. A single call computes a pass or a whole chain."""
+"""Computes a draft head on a CPU with native kernels. A single call computes a pass, or all passes that draft
+a chain of tokens.
+"""
 
 import ctypes
 from typing import Any
@@ -19,8 +21,8 @@ from mmengine.runtime.drafting.head.chain_rows import ChainRows
 from mmengine.runtime.drafting.head.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
-# The maximum size of an embedding that is copied for the kernels, so that a single call can draft a whole
-# chain. With a larger embedding a pass takes so long that a Python call for each pass does not matter.
+# Embeddings up to this size are copied for the kernels, and a single call drafts a whole chain. With a larger
+# embedding, Python calls the kernels for each pass, which costs little in comparison.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 
@@ -114,7 +116,7 @@ def _layer(layer: HeadLayer) -> NativeLayer:
 
 
 def _in_kernels(linear: Linear) -> PackedLinear:
-    """Return `linear` as the PackedLinear that linears.py has created. The kernels must support the head."""
+    """Return `linear`, which must be a PackedLinear."""
     assert isinstance(linear, PackedLinear)
     return linear
 

@@ -1,10 +1,8 @@
-"""Combines patterns as automata, for example into a pattern for strings that match one pattern but not
-another.
+"""Combines regex patterns, for example into a pattern for strings that match one pattern but not another.
 
 Each pattern becomes a deterministic automaton: from every state, every character leads to exactly one state.
-Automata are combined and minimized. To write the result as a pattern, the automaton's states are eliminated
-one by one (J. Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams,
-1963).
+Automata are combined and minimized. The result is written as a pattern by eliminating one state after another
+(J. Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +63,7 @@ def _cuts(machines: list[Automaton]) -> tuple[tuple[int, int], ...]:
 def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
     """Return whether some text matches both patterns.
 
-    The states of both patterns are followed together, which is fast if the patterns begin differently.
+    The check is fast if the patterns begin differently.
     """
     machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
@@ -82,10 +80,10 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tuple[bool, ...]]:
-    """Return the combinations of languages to which some text belongs.
+    """Return the combinations of languages that have a text in common.
 
-    A combination has a flag for each language, which says whether the language contains the text. The
-    combination without any language is left out. Raises PatternError if the budget is exceeded.
+    A combination has a flag for each language: whether the language contains the text. The combination
+    without any language is left out. Raises PatternError if the budget is exceeded.
     """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
@@ -100,8 +98,8 @@ def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tupl
 def combine(parts: list[Language], holds: Callable[[list[bool]], bool], budget: MatchBudget) -> Language:
     """Return the language with all texts for which `holds` returns True.
 
-    `holds` receives a flag for each language, which says whether the language contains the text. Raises
-    PatternError if the budget is exceeded.
+    `holds` receives a flag for each language: whether the language contains the text. Raises PatternError if
+    the budget is exceeded.
     """
     states = {tuple(0 for _ in parts): 0}
     steps: list[tuple[int, ...]] = []
