@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()
 
 
-# Runs several scripts one after another in one process. Once a script imports `planted`, the bug exists for
-# all later scripts.
+# Runs several scripts in one process. Once a script imports `planted`, all later scripts have the bug.
 SCRIPTS = """
 import contextlib, io, json, runpy, sys
 
@@ -45,8 +44,8 @@ def run(command, folder):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """Run the page's commands: first the example scripts, then all other commands. Return the folder, and
-    each command's output keyed by command.
+    """Run the tutorial's commands: first the example scripts, then all others. Return (folder, {command:
+    output}).
     """
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -73,9 +72,7 @@ def of(session, words):
 
 
 def test_what_is_shown_is_printed(session):
-    """Compare the page with the printed output, except line breaks and times. A test below compares the
-    Python block's output.
-    """
+    """The tutorial shows the printed output, except for line breaks and times."""
     plain = lambda text: re.sub(r"\d+\.\d s\b", "S", " ".join(text.split()))  # noqa: E731
     printed = plain(" ".join(session[1].values()))
     shown = [

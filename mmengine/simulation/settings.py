@@ -1,4 +1,4 @@
-"""Reads a simulation's settings: the fields of EngineConfig, and settings that only scenario files have."""
+"""Reads a simulation's settings: EngineConfig's fields, and settings that only scenario files have."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ class _Cost(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Words(msgspec.Struct, forbid_unknown_fields=True):
-    """Scenario settings whose values must be translated to EngineConfig fields."""
+    """Scenario settings that are converted to EngineConfig fields."""
 
     num_blocks: int | None = None
     max_model_len: int | None = None
@@ -92,7 +92,7 @@ def _defaults(workload: Workload) -> dict[str, Any]:
 
 
 def _translated(words: _Words, given: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Return the EngineConfig fields that must be computed from scenario settings."""
+    """Return the EngineConfig fields for scenario settings."""
     fields: dict[str, Any] = {}
     block_size = given.get("block_size", EngineConfig().block_size)
     if not isinstance(block_size, int) or block_size < 1:

@@ -1,10 +1,8 @@
-"""An executor without a model, and its cost model. The executor's tokens depend on every KV slot that a
-request reads.
+"""An executor without a model, and its cost model. Its tokens depend on each KV slot that a request reads.
 
-Each KV slot contains a number that is computed from the slot's token and from the media feature at the
-token's position. The sum of the numbers in a sequence's slots determines the next token. A wrong block table,
-a block that was freed too early, a missing feature or a token at a wrong position therefore changes the
-output. `reference_tokens` computes the correct tokens.
+A KV slot contains a number, computed from the token, its position and its media feature. The sum over a
+sequence's slots determines the next token. So errors such as a wrong block table, a block freed too early or
+a missing feature change the output. `reference_tokens` computes the correct tokens.
 """
 
 from collections import deque
@@ -54,9 +52,9 @@ class SimulatedExecutor:
     """Executes steps with numbers instead of KV.
 
     `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: on average, one in
-    `eos_in` tokens ends the text; with 0, no token does. `check_kv`: in each step, add up the numbers in a
-    sequence's slots instead of reading the sum that the previous step stored. `arrived(request_id, n)`:
-    returns the numbers in the next `n` blocks that were fetched for a request, as uint64 [n, block_size].
+    `eos_in` tokens ends the text; with 0, no token does. `check_kv`: in each step, add up all slots of a
+    sequence again. Otherwise, stored sums are used. `arrived(request_id, n)`: returns the numbers in the next
+    `n` blocks from the block store, uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -80,16 +78,16 @@ class SimulatedExecutor:
         self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
-        self._sums = np.zeros(slots, np.uint64)  # the sum of the sequence up to and including the slot
+        self._sums = np.zeros(slots, np.uint64)  # the sequence's sum, including the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._windows = SimulatedWindows(config, self._values)
         self._features: dict[bytes, int] = {}
-        self._part: EncodePart | None = None  # the part that was computed last, if its item is incomplete
+        self._part: EncodePart | None = None  # the last encoder part, if its media item is incomplete
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # each row's last sampled token
         self._plans: deque[StepPlan] = deque()
-        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # fetched blocks for each plan
+        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # store blocks for each plan
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -102,7 +100,7 @@ class SimulatedExecutor:
         return self._arrived(request_id, count)
 
     def kv(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the numbers in these blocks' slots, as uint64 [n, block_size]."""
+        """Return the numbers in these blocks' slots, uint64 [n, block_size]."""
         return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
@@ -144,12 +142,10 @@ class SimulatedExecutor:
         self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with every PENDING token replaced by the token that its row has sampled in the
-        meantime.
-        """
+        """Return the plan with each PENDING token replaced by the row's last sampled token."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # a step with drafts has no pending tokens; -1 is PADDING here
+            return plan  # a step with drafts has no PENDING tokens; -1 then is PADDING
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 
@@ -205,10 +201,10 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """Return the sum of each row's computed tokens, as uint64 [n].
+        """Return the sum of each row's computed tokens, uint64 [n].
 
-        If the plan admits a request, the slots' numbers are added up again. The request may have prefix hits
-        on blocks that another row fills in the same step, and the sums of these blocks are not stored yet.
+        If the plan admits a request, all slots are added up again. The request's prefix hits may contain
+        blocks that another row fills in the same step, and sums for these blocks are not stored yet.
         """
         if not self._check_kv and not plan.admitted:
             index = np.maximum(plan.num_computed - 1, 0)
@@ -226,8 +222,8 @@ class SimulatedExecutor:
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
         """Return the step's result.
 
-        In the arrays of this function, each row that samples has `width` columns: the token after its last
-        known token, and the token after each of its drafts.
+        Arrays [s, width] have a column for the token after the last known token, and a column for the token
+        after each draft.
         """
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
         num_drafts = (
@@ -264,8 +260,8 @@ class SimulatedExecutor:
     def _stops(
         self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
     ) -> tuple[tuple[int, str], ...]:
-        """Return (index, "eos") for each row whose new tokens end the text, and reduce the row's entry in
-        `counts` to the tokens up to the end.
+        """Return (index, "eos") for each row whose new tokens end the text. Reduces `counts` to the tokens up
+        to the end.
         """
         if not self._eos_in:
             return ()
@@ -283,9 +279,9 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the drafts, as int32 [s, num_draft_tokens], and each row's number of drafts, as int32 [s].
+        """Return the drafts, int32 [s, num_draft_tokens], and each row's number of drafts, int32 [s].
 
-        A row's drafts are right up to a position that varies from row to row, and wrong after this position.
+        The drafts are right up to a position that varies from row to row.
         """
         most = self._num_draft_tokens
         drafts = np.zeros((len(sums), most), np.int32)
@@ -302,7 +298,7 @@ class SimulatedExecutor:
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return, as uint64, the numbers that tokens at the positions `index` add to the sum."""
+    """Return the numbers for tokens at the positions `index`, uint64."""
     mixed = (token_ids.astype(np.uint64) + np.uint64(1)) * _ODD + index.astype(np.uint64) * _MIX
     return (mixed ^ (mixed >> np.uint64(31))) * _MIX
 
@@ -312,7 +308,7 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
 
 
 def adapter_value(digest: bytes) -> int:
-    """Return the number that an adapter adds to each token's value, or 0 if there is no adapter."""
+    """Return the number that an adapter adds for each token; 0: no adapter."""
     return int.from_bytes(digest[:8], "little")
 
 
@@ -328,9 +324,7 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that a request must get. The computation uses no blocks and no
-    steps.
-    """
+    """Return the correct tokens and finish reason for a request, computed without blocks and steps."""
     prompt = request.prompt_token_ids
     own = np.uint64(adapter_value(digest_of(request.adapter)))
     values = token_values(prompt, np.arange(len(prompt))) + own

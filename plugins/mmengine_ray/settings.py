@@ -15,8 +15,8 @@ EMBEDDED_NAME = "mmengine-shapes"
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of the replicas and the ingress. Times are in seconds.
 
-    The defaults differ from Serve's where Serve's do not suit an engine: a replica takes `max_open` calls
-    instead of 5, every queue is bounded, and a draining replica ends after `drain_s`.
+    Some defaults differ from Ray Serve's: a replica takes `max_open` calls instead of 5, each queue is
+    bounded, and a draining replica ends after `drain_s`.
     """
 
     model: str | None = None  # None: the embedded checkpoint
@@ -32,14 +32,14 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_gpus: Annotated[float, Meta(ge=0)] = 0
     max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # maximum number of concurrent calls per replica
     beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # interval between heartbeats
-    # time without a heartbeat after which a replica is given up
+    # time without a heartbeat after which a replica counts as lost
     silence_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
     hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # seconds after which a step counts as hung
     patience_s: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # seconds that a request waits for a replica
     health_s: Annotated[float, Meta(ge=0.1, le=3600)] = 2.0  # interval of health checks
     # seconds that a draining replica waits for its requests
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 5.0
-    names: tuple[str, ...] = ()  # names that requests may use for the model
+    names: tuple[str, ...] = ()  # the model's names in requests
     api_key_file: str = ""  # a file that the ingress can read; "": the variable MMENGINE_API_KEY is read
     builder: str = ""  # module:function that replaces mmengine.build.build, for tests and benchmarks
     server: ServerSettings = ServerSettings()

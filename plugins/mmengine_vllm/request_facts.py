@@ -12,8 +12,8 @@ _PLAIN_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
-    """Return the sampling options on which scheduling may depend. With `hides`, leave out
-    the stop tokens and the options in _PLAIN_NUMBERS.
+    """Return the sampling options that may affect scheduling. With `hides`, leave out stop tokens and the
+    options in _PLAIN_NUMBERS.
     """
     theirs = request.sampling_params
     if theirs is None:
@@ -33,7 +33,7 @@ def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
 
 
 def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
-    """Return (start, length) of each run of embeddings in an item's range of the prompt."""
+    """Return (start, length) for each run of embeddings in a media item's prompt range."""
     if position.is_embed is None:
         return ((position.offset, position.length),)
     mask = np.zeros(position.length + 2, np.int8)
@@ -46,9 +46,7 @@ def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
 
 
 def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
-    """Return the request's media. An item's key is the digest that `contents` makes from vLLM's identifier
-    for the item's cache entry.
-    """
+    """Return the request's media. An item's hash is a digest of vLLM's cache identifier."""
     items = []
     for feature in request.mm_features or ():
         runs = embedding_runs(feature.mm_position)

@@ -1,6 +1,6 @@
-"""Runs the plugin contract for six hosted architectures with different kinds of attention, in the settings
-that differ most. These architectures do not need torchvision. `make soak` runs the whole contract for all
-architectures (test_contract_whole.py).
+"""Runs a part of the plugin contract for six hosted architectures (served with transformers' modules). Each
+architecture has another kind of attention, and none needs torchvision. `make soak` runs the whole contract
+for all architectures (test_contract_whole.py).
 """
 
 import pytest
@@ -18,7 +18,7 @@ SHORT = {  # Kind of attention by architecture.
 
 
 class ShortContract(HostedContract):
-    """The plugin contract with fewer tests and settings. The settings differ strongly from each other."""
+    """The plugin contract with fewer tests and settings."""
 
     test_bfloat16_chooses_what_is_likeliest_but_for_near_ties = None
     test_the_fingerprint_is_of_the_weights = None

@@ -1,4 +1,4 @@
-"""Tests the targets that benchmarks/drafts/spec.py prints last, and its pairs of runs with and without
+"""Tests the targets in the output of benchmarks/drafts/spec.py, and its pairs of runs with and without
 drafts. Times are not checked.
 """
 

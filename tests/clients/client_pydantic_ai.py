@@ -1,4 +1,4 @@
-"""Checks for pydantic-ai with its model for OpenAI's chat completions."""
+"""Checks the server with pydantic-ai and its model class for OpenAI's chat completions."""
 
 import asyncio
 import base64
@@ -86,9 +86,7 @@ def streamed():
 
 @check("tools in a loop")
 def tools():
-    """The model must call a tool in each answer: the output tool, or `paint`, which is offered until it is
-    called.
-    """
+    """Each answer calls the output tool, or `paint`. `paint` is offered until its first call."""
     needs_tools()
     painted = []
     agent = Agent(model(), output_type=ToolOutput(Shape))

@@ -1,5 +1,5 @@
-"""Tests recovery after a crash between any two records: another process continues the log, each request ends
-once with the tokens of an undisturbed run, and `verify` accepts the whole log.
+"""Tests recovery after a crash between any two records. Another process continues the log. Each request ends
+once, with the tokens of an undisturbed run. `verify` accepts the whole log.
 """
 
 import random
@@ -21,14 +21,14 @@ EOS_IN = 20
 
 
 class Life:
-    """Several processes that continue one log, one after the other. `events`: the log."""
+    """Processes that continue a log, one after the other. `events`: the log."""
 
     def __init__(self, config, fault=lambda step: None):
         self.config, self.fault = config, fault
         self.events, self.core = [], None
 
     def begin(self, keep=None):
-        """Start a process that continues the log's first `keep` events; None: all."""
+        """Start a process that continues the log after its first `keep` events (default: all)."""
         self.events = self.events[:keep]
         self.log = MemoryLog()
         executor = SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self.fault, check_kv=True)
@@ -50,9 +50,7 @@ class Life:
 
 
 def answers(config, events):
-    """Return two dicts that map request ids to tokens and to finish reasons, and the state after all
-    events.
-    """
+    """Return ({request id: tokens}, {request id: finish reason}, the state after all events)."""
     state, tokens, ends = State(config), {}, {}
     for event in events:
         if isinstance(event, ev.Finished):

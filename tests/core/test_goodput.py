@@ -1,4 +1,4 @@
-"""Tests that the number of drafts depends on measured step times and accepted drafts."""
+"""Tests draft_policy "goodput": measured step times and accepted drafts determine the number of drafts."""
 
 import random
 
@@ -22,9 +22,8 @@ MOST = 6
 
 
 class Drafting(SimulatedExecutor):
-    """Proposes MOST drafts for each row. If all earlier drafts are right, a draft is right with probability
-    `acceptance`. A hash of the draft and its position decides. Making a draft takes `draft_ns`, which is part
-    of the step's time.
+    """Proposes MOST drafts for each row. A draft is accepted with probability `acceptance`, if all earlier
+    drafts are accepted. A draft adds `draft_ns` to the step's time.
     """
 
     def __init__(self, config, cost, acceptance, draft_ns=0):
@@ -109,9 +108,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_decided_before_drafting_counts_as_plain():
-    """A step is measured as a step without drafts only if no drafter was on when the step was dispatched.
-    With two steps in flight, the draft level may have changed since.
-    """
+    """Only a step for which no drafter ran is measured as a step without drafts."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.count_step(8, False, 1000)
@@ -179,7 +176,7 @@ def test_a_few_long_steps_change_no_decision():
 
 
 def test_a_drafts_cost_sets_the_chance_that_it_needs():
-    # 8 drafts took 100 us more than no drafts, 12.5 us each, and each of the 12 tokens took 16.7 us. The
+    # A step with 8 drafts took 100 us longer, 12.5 us per draft, and 16.7 us per output token. The minimum
     # chance is a third of 12.5 / 16.7, because drafts share some cost.
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0

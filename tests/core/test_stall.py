@@ -1,4 +1,4 @@
-"""Tests that the loop reports stalls, and that `verify` accepts the log of such a run."""
+"""Tests that the engine loop reports stalls, and that `verify` accepts a log with stalls."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Answers from a real model stay the same when their replicas are interrupted again and again."""
+"""Tests that lost replicas do not change a real model's answers."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,8 @@ FEW = ("three warm ones", "a form", "logprobs", "confidences")  # for tests that
 
 
 class Breaking:
-    """A carrier that calls two replicas in turn, and breaks a call with probability 0.15 at each Accepted or
-    Outputs message.
+    """Calls two replicas in turn. At each Accepted or Outputs message, the replica is lost with probability
+    0.15.
     """
 
     def __init__(self, *replicas):
@@ -62,9 +62,7 @@ def prompt_for(name):
 
 
 def kept(completion):
-    """Return the answer without the counts of tokens and drafts, which depend on the replicas that ran the
-    request.
-    """
+    """Return the answer without counts of tokens and drafts, which lost replicas change."""
     return completion.choices, completion.prompt_logprobs, completion.prompt_token_ids.tolist()
 
 

@@ -1,4 +1,4 @@
-"""The files in deploy/ for several machines are valid: the config for Ray Serve, and the Dockerfile."""
+"""Tests that the files in deploy/ for several machines are valid: the Ray Serve config and the Dockerfile."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_serves_config_is_one_of_ours():
 
 
 def instructions(text):
-    """Return a container file's lines without comments, with continued lines joined."""
+    """Return a Dockerfile's instructions, each on a single line, without comments."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return [re.sub(r"\s+", " ", line).strip() for line in "\n".join(lines).replace("\\\n", " ").splitlines()]
 

@@ -1,6 +1,6 @@
-"""Tests that hybrid models in GGUF files, dense and with experts, give the tokens that two references give:
-transformers, which reads the same file, and the folder from which the file was written. Tests also draft with
-the file's multi-token-prediction head.
+"""Tests hybrid models in GGUF files, dense and with experts. The tokens equal transformers' tokens for the
+same file, and the tokens of the checkpoint folder that was converted. Some tests draft with the file's
+multi-token-prediction head.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.gguf.writing import ARRAY, BOOL, UINT32, Tensor
 from tests.qwen3_5.mtp_heads import add_head
 from tests.qwen3_5.tiny import make_text, make_whole
 
-# Sizes with whole blocks of 256 values.
+# With these sizes, rows are multiples of 256, the block size of K-quants.
 SIZES = {
     "hidden_size": 256,
     "linear_key_head_dim": 64,
@@ -38,7 +38,7 @@ NUM_NEW = 16
 
 @pytest.fixture(scope="module", params=[False, True], ids=["dense", "mixture"])
 def made(request, tmp_path_factory):
-    """Return the folder of a model with a head, and whether it is a mixture."""
+    """Return the folder of a model with a multi-token-prediction head, and whether the model has experts."""
     folder = tmp_path_factory.mktemp("hybrid")
     more = MIXTURE if request.param else DENSE
     model = make_text(folder, mixture=request.param, **SIZES, **more)
@@ -55,7 +55,9 @@ def answers(model, asked=TEXTS, dtype="float32", **settings):
 
 
 def test_tokens_equal_the_folders(made, tmp_path):
-    """Tokens are equal with and without drafts, and both heads have equally many drafts accepted."""
+    """The file and the folder give the same tokens, with and without drafts, and the same number of accepted
+    drafts.
+    """
     file = write_hybrid(made[0], tmp_path)
     wanted, _ = answers(made[0])
     assert len({token for tokens in wanted for token in tokens}) > NUM_NEW
@@ -71,7 +73,6 @@ def test_tokens_equal_the_folders(made, tmp_path):
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K", "Q6_K"])
 def test_tokens_are_transformers(made, tmp_path, kind):
-    """transformers dequantises the file, and moves the value heads back to the order in the folder."""
     import transformers
 
     file = write_hybrid(made[0], tmp_path, kind)
@@ -110,8 +111,8 @@ def test_images_have_the_folders_answers(tmp_path, mixture):
 
 
 def edited(made, tmp_path, **values):
-    """Write the file with other metadata, and return its path. `values`: by key, the type and the value, or
-    None to leave the key out. A key lacks the architecture and has `__` for a dot.
+    """Write the file with changed metadata, and return its path. `values`: key -> (type, value), or None to
+    remove the key. Keys omit the architecture's prefix and have `__` for a dot.
     """
     name = "qwen35moe" if made[1] else "qwen35"
     changes = {f"{name}.{key.replace('__', '.')}": value for key, value in values.items()}
@@ -143,7 +144,7 @@ def test_wrong_metadata_is_refused_by_its_key(made, tmp_path, values, words):
 
 
 def test_the_kind_of_a_layer_is_the_files(made, tmp_path):
-    """recurrent_layers has precedence over full_attention_interval."""
+    """The key recurrent_layers overrides full_attention_interval."""
     flags = (ARRAY, (BOOL, [True, False, True, True, False]))
     config = plugin.read_config(edited(made, tmp_path, attention__recurrent_layers=flags))
     assert config.text.delta.layers == {0, 2, 3} and config.text.delta.tiled

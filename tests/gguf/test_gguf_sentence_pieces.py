@@ -1,5 +1,5 @@
-"""Tests the tokenizers that are built from SentencePiece vocabularies in GGUF files, against a direct
-implementation of the algorithm: merge the neighbours whose joined token has the highest score.
+"""Tests tokenizers for SentencePiece vocabularies in GGUF files. The reference is a direct implementation: it
+repeatedly merges the two neighbours whose joined token has the highest score.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def vocabulary(seed: int, **more):
 
 
 def merged(text: str, scores: dict[str, float]) -> list[str]:
-    """Return the tokens of a text without added tokens."""
+    """Return the reference's tokens for a text without special tokens."""
     pieces = list(text.replace(" ", SPACE))
     while True:
         pairs = [
@@ -78,7 +78,7 @@ def test_texts_become_the_tokens_with_the_highest_scores(tmp_path, seed):
         pieces = (chance.choice(LETTERS + " \u00e9\u4e2d") for _ in range(chance.randrange(1, 40)))
         text = "".join(pieces).replace("  ", " ")
         if "  " in text:
-            continue  # An added token, which the next test covers.
+            continue  # The next test covers added tokens.
         found = tokenizer.encode(text)
         assert found == expected(text, tokens, scores)
         assert tokenizer.decode(found) == text
@@ -92,7 +92,7 @@ def test_added_tokens_are_found_before_merging(tmp_path):
         wanted = [*expected(left, tokens, scores), tokens.index(mark), *expected(right, tokens, scores)]
         assert tokenizer.encode(text) == wanted
         assert tokenizer.decode(wanted) == text
-    assert tokenizer.text_prefix == (2,)  # BOS, which these models add unless the file says otherwise.
+    assert tokenizer.text_prefix == (2,)  # BOS, which these models add by default.
     assert tokenizer.encode("<eos>") != [1]
 
 

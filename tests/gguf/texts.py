@@ -1,5 +1,5 @@
-"""Generates random texts in many scripts, with character sequences that tokenizers split in different ways:
-spaces, digits, combining marks, contractions.
+"""Generates random texts in many scripts, to compare tokenizers. The texts contain spaces, digits, combining
+marks and contractions.
 """
 
 import random
@@ -29,7 +29,7 @@ RANGES = (
 
 
 def texts(count: int, seed: int, highest: int = 0x110000) -> Iterator[str]:
-    """Yield `count` random texts. `highest`: all code points are below this number."""
+    """Yield `count` random texts with code points below `highest`."""
     rng = random.Random(f"texts {seed}")
     for _ in range(count):
         yield "".join(_piece(rng, highest) for _ in range(rng.randrange(50)))

@@ -40,8 +40,8 @@ class TestSmolVLM(PluginContract):
         if "pixel_values" not in inputs:
             return []
         ids = inputs["input_ids"][0]
-        # The tokens before each tile: <row_r_col_c> for a tile, <global-img> for the whole image, which is
-        # last.
+        # The tokens before each tile: <row_r_col_c> for a tile, and <global-img> for the whole image at the
+        # end.
         marks = ids[(ids >= self.whole) & (ids <= self.whole + 36)]
         ends = (marks == self.whole).nonzero().flatten() + 1
         tiles = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long))

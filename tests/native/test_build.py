@@ -1,5 +1,5 @@
-"""Tests that the kernel library is compiled once, and that after a failure the kernels are off and one line
-is logged.
+"""Tests that the kernel library is compiled once. After a failure, the kernels are off and one line is
+logged.
 """
 
 import logging
@@ -50,7 +50,7 @@ def script(folder, text):
 
 
 def problem(caplog):
-    """Check that no library can be loaded and that one line is logged. Return the reason in this line."""
+    """Check that the library cannot be loaded and that one line is logged. Return the reason in this line."""
     with caplog.at_level(logging.WARNING, logger="mmengine"):
         assert library.load() is None
         assert library.load() is None, "a second call logs nothing"
@@ -202,7 +202,7 @@ def test_a_cache_folder_that_others_can_write_to(native, caplog):
 
 @needs_compiler
 def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, caplog):
-    """Other users could rename the cache folder and put another folder in its place."""
+    """The cache is refused, because other users could replace its folder."""
     open_to_all = native / "open"
     monkeypatch.setenv("MMENGINE_CACHE", str(open_to_all / "mine" / "cache"))
     (open_to_all / "mine").mkdir(parents=True, mode=0o700)
@@ -210,15 +210,15 @@ def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, ca
     said = problem(caplog)
     assert f"{open_to_all} can be written by others: chmod go-w {open_to_all}, or name" in said
     assert not list(native.rglob("*.so"))
-    open_to_all.chmod(0o1777)  # As in /tmp, other users cannot replace our folder.
+    open_to_all.chmod(0o1777)  # Like /tmp: other users cannot replace our folder.
     library.forget()
     assert library.load().mm_answer() == 42
 
 
 @needs_compiler
 def test_the_checked_folder_is_the_loaded_one(native, monkeypatch):
-    """The library is loaded from the folder that was checked, even if another folder takes the path before
-    the library is loaded.
+    """The library is loaded from the checked folder, even if another folder gets the same path after the
+    check.
     """
     assert library.load().mm_answer() == 42
     library.forget()
@@ -242,7 +242,7 @@ def test_a_damaged_library_is_compiled_again(native, damage):
     assert library.load().mm_answer() == 42
     (path,) = (native / "cache" / "native").glob("*.so")
     whole = path.read_bytes()
-    path.unlink()  # The loaded file stays mapped, and a new file gets its name.
+    path.unlink()  # The loaded library stays mapped.
     if damage == "no digest":
         path.with_suffix(".sha256").unlink()
         path.write_bytes(whole)
@@ -303,7 +303,7 @@ def test_two_processes_at_once_compile_once(native):
 
 
 def test_openmp_threads_are_set_in_one_place():
-    """Only threads.h may call OpenMP, so that all sources also compile without OpenMP."""
+    """Only threads.h calls OpenMP, because all sources must also compile without OpenMP."""
     files = native_compile.source_files() + native_compile.header_files()
     asking = [path.name for path in files if re.search(r"\bomp_|<omp\.h>", path.read_text())]
     assert asking == ["threads.h"]
@@ -312,7 +312,7 @@ def test_openmp_threads_are_set_in_one_place():
 @pytest.mark.soak
 @needs_compiler
 def test_kernels_load_without_openmp(tmp_path):
-    """A library compiled without OpenMP can be loaded in a process without an OpenMP runtime."""
+    """A library that is compiled without OpenMP needs no OpenMP runtime."""
     out = tmp_path / "kernels.so"
     native_compile.compile_library(native_compile.find_compiler(), cpu.usable_isas()[0], None, out)
     script = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"

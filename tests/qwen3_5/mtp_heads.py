@@ -1,9 +1,8 @@
-"""Adds random multi-token-prediction heads to tiny checkpoints of the hybrid family. By construction, a head
-predicts some, but not all, of its model's tokens.
+"""Adds random multi-token-prediction heads to tiny hybrid checkpoints. A head predicts some of its model's
+tokens.
 
-The model's next token depends mostly on the previous token, because the model's layers add little to the
-embedding. The head passes the embedding of a token to the model's LM head. The head's random layer and the
-model's layers add small vectors, which make some predictions differ.
+The layers of the model and of the head add only small vectors to a token's embedding. Therefore, model and
+head often predict the same next token.
 """
 
 import json
@@ -13,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 FILE = "model.safetensors"
 OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")
-SHARE = 0.02  # Factor on a layer's contribution to the residual stream.
+SHARE = 0.02  # Factor on each layer's output.
 
 
 def add_head(folder, model, *, seed=0, share=SHARE, **fields):
-    """Scale down the layers' outputs in `model`, save the model with a head, and return the head's tensors.
-    `fields`: fields of config.json about the head.
+    """Scale down the layers' outputs in `model`, and save the model with a head. Return the head's tensors.
+    `fields`: more fields for config.json.
     """
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -35,13 +34,13 @@ def add_head(folder, model, *, seed=0, share=SHARE, **fields):
 
 
 def edit(folder, change):
-    """Pass the folder's tensors to `change`, and save the tensors that it returns."""
+    """Replace the folder's tensors by `change(tensors)`."""
     save_file(change(load_file(folder / FILE)), folder / FILE, {"format": "pt"})
 
 
 def head_tensors(model, seed=0, share=SHARE):
-    """Return the head's tensors, keyed by the names in published files. The head's layer has the weights of
-    the model's full-attention layer, with permuted columns.
+    """Return the head's tensors under their names in published files. The head's layer is the model's
+    full-attention layer with permuted columns.
     """
     generator = torch.Generator().manual_seed(seed)
     decoder = getattr(model.model, "language_model", model.model)

@@ -1,5 +1,5 @@
-"""Tests the multi-token-prediction head of a hybrid checkpoint. The head's outputs equal a reference built
-from transformers' modules. Its drafts, accepted or rejected, change no bit of an answer.
+"""Tests the multi-token-prediction head of a hybrid checkpoint. Its outputs equal a reference built from
+transformers' modules. Its drafts change no bit of an answer.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def alone(made):
 
 
 def reference(model, tensors, ids):
-    """Return the head's outputs for a prompt: [n - 1, hidden], computed by modules of transformers."""
+    """Return the head's outputs for a prompt, computed with transformers' modules: [n - 1, hidden]."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
     from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as mixture
 
@@ -72,9 +72,7 @@ def reference(model, tensors, ids):
 
 
 def test_the_head_computes_its_description(made):
-    """Compare the head's states for a prompt, including the state for the first draft, with transformers'
-    modules.
-    """
+    """The head's states for a prompt equal the reference."""
     folder, model, tensors = made
     with engine_of(folder, **DRAFTED) as engine:
         head = engine.built.executor._runner._drafting.head._head
@@ -103,7 +101,7 @@ def test_bits_with_drafts_equal_a_single_row(made, alone, tmp_path, name):
     print(f"{name}: {counts}")
     assert failures == [0]
     assert 0 < counts.accepted < counts.proposed
-    if "draft_policy" not in SETTINGS[name]:  # Otherwise the number of drafts depends on measured times.
+    if "draft_policy" not in SETTINGS[name]:  # A draft policy reads measured times.
         assert 0.1 < counts.accepted / counts.proposed < 0.9
     assert (stats.num_preemptions > 0) is (name == "preempted")
     report = verify(tmp_path / "log", invariants=True)

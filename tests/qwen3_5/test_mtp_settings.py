@@ -166,9 +166,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_model_has_a_quantised_head(folder, form):
-    """Quantisation changes the weights of the model and of its head, and drafts still change no token. In
-    quantised files, `mtp.fc` keeps its float weights.
-    """
+    """Drafts from a quantised head change no token."""
     if library.load() is None:
         pytest.skip(library.describe())
     found, more = [], FORMS[form](folder)

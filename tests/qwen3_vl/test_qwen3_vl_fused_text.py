@@ -1,4 +1,4 @@
-"""Tests that the fused decoder gives the logits of the plain decoder, with torch's operations and with our
+"""Tests that the fused decoder gives the plain decoder's logits, with torch's operations and with our
 kernels.
 """
 
@@ -56,9 +56,9 @@ def logits_of(model, prompts, attention):
 
 
 def runs_of(folder, dtype, ops):
-    """Yield three tensors of logits for the same prompts in ragged steps: from the plain decoder, from a
-    fused decoder whose operations write to the KV cache, and from a fused decoder whose attention backend
-    writes to the KV cache.
+    """Yield three tensors of logits for the same prompts in ragged steps. The first is from the plain
+    decoder. The others are from the fused decoder: its operations write to the KV cache, then the attention
+    backend does.
     """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]
@@ -84,9 +84,7 @@ def test_logits_equal_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_bfloat16_is_as_near_to_float32(folders, name):
-    """The errors of the two decoders against float32 have about the same size. The decoders round in
-    different operations, so the test does not compare them with each other.
-    """
+    """Both decoders have about the same error against float32. They round in different operations."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
     for gaps in got:
@@ -123,8 +121,7 @@ def test_taps_equal_the_plain_decoder(folders):
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_order):
     """Rows have the same bits alone, in random chunks with random neighbours, and in chunks of three tokens
-    (like a token with drafts). Only one row has image features, so steps without this row have no deepstack
-    input.
+    (like drafts). Steps without the row that has an image have no deepstack input.
     """
     if kernel_device.type != "cpu":
         pytest.skip("the decoder lies on a CPU here; benchmarks/gpu/bits.py asks a GPU")

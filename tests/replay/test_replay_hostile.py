@@ -1,6 +1,4 @@
-"""Tests that a hostile log causes a finding or an error of a single line, without a traceback or a large
-allocation.
-"""
+"""Tests that a hostile log causes a finding or a one-line error, but no traceback or large allocation."""
 
 import random
 import subprocess
@@ -80,9 +78,7 @@ BIG = {"max_num_seqs": 65536, "token_budget": 65536, "num_blocks": 2**22}
 
 @pytest.mark.parametrize("max_model_len, refused, mib", [(2**16, True, 10), (2**15, False, 200)])
 def test_settings_take_little_memory(tmp_path, max_model_len, refused, mib):
-    """Settings over the limit allocate nothing. With the largest valid settings, most pages of the allocated
-    arrays stay untouched, so the peak memory stays small.
-    """
+    """Settings over the limit allocate nothing. The largest valid settings take little physical memory."""
     write_log(tmp_path / "log", [started(**BIG, max_model_len=max_model_len)])
     program = (
         "import pathlib, resource, sys\n"
@@ -111,8 +107,8 @@ def placed(*runs):
 
 ADMITTED = ev.Admitted("a", 0, 3, b"", column(1))
 RAN = ev.Executed(column(5))
-# Events to append after STARTED; the last event of each list is false. `verify` reports a false decision as a
-# divergence. Without derived decisions, a rule on the state finds the false decision.
+# Events after STARTED. The last event of each list is invalid. `verify` reports an invalid decision as a
+# divergence, or as a broken invariant if it cannot derive decisions.
 OBSERVED = {
     "a prompt longer than any": [queued(prompt=range(64))],
     "an empty prompt": [queued(prompt=())],
@@ -168,13 +164,13 @@ DECIDED = {
 
 
 def write_steps(folder, events):
-    """Write a log with these events, each with the step that follows from the events before it."""
+    """Write a log with these events. Each event's step number follows from the events before it."""
     steps = accumulate(isinstance(event, (ev.Executed, ev.Failed)) for event in [None, *events])
     return rewrite([Record(0, step, 0, event) for step, event in zip(steps, events)], folder)
 
 
 def named(events):
-    """Return the pattern of the error that names the last event."""
+    """Return a pattern for the error about the last event."""
     return rf"^record {len(events) - 1} \(step \d+, {type(events[-1]).__name__}\) contradicts"
 
 
@@ -188,9 +184,8 @@ def test_a_false_observation_is_refused_by_all_commands(tmp_path, name, decision
             look(log)
 
 
-# For each name in DECIDED: the rule that the last event breaks, and whether the state can still apply the
-# event. The other names make the log corrupt: their last event is an observation, or has a column of a wrong
-# length.
+# Name in DECIDED -> (the invariant that the last event breaks, whether the state can still apply the event).
+# Other names in DECIDED make the log corrupt.
 BROKEN_RULES = {
     "admitting an unknown request": ("queue", False),
     "admitting twice": ("queue", False),
@@ -271,7 +266,7 @@ def spoiled(event, rng):
 
 @pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
 def test_any_change_gives_a_result_or_a_log_error(records, tmp_path, decision_version):
-    """Spoils, drops, repeats or swaps one or two records in each of many logs. Each command returns a result
+    """Changes, drops, repeats or swaps one or two records in each of 120 logs. Each command returns a result
     or raises a LogError.
     """
     rng = random.Random(decision_version)
@@ -304,8 +299,8 @@ def test_any_change_gives_a_result_or_a_log_error(records, tmp_path, decision_ve
 
 
 def test_false_decisions_in_range_give_findings(records, tmp_path):
-    """False decisions that fit the state's arrays are folded, although no engine has such a state. The tools
-    find a broken rule in most logs, and read many of them to their end.
+    """Invalid decisions whose values are in range can be applied to the state. The tools find a broken
+    invariant, and can read some logs to the end.
     """
     rng, outcomes = random.Random(0), {"last": 0, "passed": 0, "nothing": 0, "refused": 0}
     for number in range(30):
@@ -320,8 +315,8 @@ def test_false_decisions_in_range_give_findings(records, tmp_path):
 
 
 def test_a_step_has_no_more_rows_than_the_engine(tmp_path):
-    """SCHEDULED without rows repeats the last rows. Reading stops when repetitions give a step more rows than
-    the engine has, so a small log does not take much memory.
+    """SCHEDULED without rows adds the last rows to the step again. Reading stops at more rows than the engine
+    has, so a small log cannot take much memory.
     """
     again = [ev.Scheduled(None, None)] * 2000
     log = write_steps(tmp_path / "log", [started(99), queued(), ADMITTED, RAN, *again])

@@ -1,4 +1,6 @@
-"""Tests how `log show` selects and sorts requests, shows wall-clock times, and finds the ids of clients."""
+"""Tests how `log show` selects and sorts requests, shows wall-clock times, and finds requests by the client's
+id.
+"""
 
 import json
 from dataclasses import replace

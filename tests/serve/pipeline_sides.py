@@ -1,9 +1,9 @@
-"""Call transformers' pipeline and ours on the embedded checkpoint, and compare the results.
+"""Compares transformers' pipeline with ours on the embedded checkpoint.
 
     echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
 
-prints a JSON object that maps each call to [outcome, the end of transformers' result, the end of ours, the
-digest of transformers' result that pipeline_record.py keeps].
+prints a JSON object that maps each call to [outcome, end of transformers' result, end of our result, digest
+of transformers' result for pipeline_record.py].
 """
 
 import hashlib
@@ -28,15 +28,13 @@ TORCHVISION = ROOT / "build" / "torchvision"
 
 
 def transformers_can_run():
-    """Return whether transformers' video processor can be loaded. transformers' pipeline needs the video
-    processor for texts too.
-    """
+    """Return whether transformers' pipeline can run. Even for texts, it needs torchvision."""
     return (TORCHVISION / "torchvision").is_dir()
 
 
 def load_transformers():
-    """Return the module transformers. torchvision's wheel needs CUDA operators, but can be imported if two of
-    them are declared.
+    """Return the module transformers. Without CUDA, importing torchvision requires that two of its operators
+    are declared.
     """
     if "torchvision" not in sys.modules:
         sys.path.append(str(TORCHVISION))
@@ -48,8 +46,7 @@ def load_transformers():
     from transformers import image_processing_backends, video_processing_utils, video_utils
     from transformers.image_utils import load_image
 
-    # torchvision's wheel cannot decode: picture files go through Pillow, as in transformers' own
-    # `load_image`, and clips through PyAV, for which transformers has a decoder.
+    # torchvision's wheel cannot decode. Therefore, Pillow decodes picture files, and PyAV decodes clips.
     def as_tensor(image) -> torch.Tensor:
         return torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
@@ -69,8 +66,8 @@ RAISES = "raises"
 class Sides:
     """Both pipelines.
 
-    `evaluate` returns a call's result as plain data, or its error. With `ours_alone` transformers provides
-    only its classes and no pipeline. This takes a tenth of the time.
+    `evaluate` returns a call's result as plain data. With `ours_alone`, only our pipeline runs. This takes a
+    tenth of the time.
     """
 
     def __init__(self, folder, ours_alone=False):
@@ -118,14 +115,14 @@ class Sides:
         return outcome_of(theirs, ours), theirs, ours
 
     def kept(self, value):
-        """Return a digest of a result, or a mark for an error, for the record."""
+        """Return a digest of a result, or RAISES for an error."""
         if isinstance(value, Exception):
             return RAISES
         text = json.dumps(value).replace(self._media.base64, "(picture)").replace(self._folder, "(folder)")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def ours(self, code):
-        """Return our side's entry for the record."""
+        """Return the digest of our pipeline's result, or RAISES."""
         return self.kept(self._tried(code, True))
 
     def _tried(self, code, ours):
@@ -151,10 +148,10 @@ class Sides:
 
     @cached_property
     def _of_pipelines(self):
-        """Return further classes from transformers' package of pipelines.
+        """Return classes from transformers.pipelines for use in calls.
 
-        Importing a module of this package loads all pipelines, which takes a second. So with `ours_alone`
-        only KeyDataset is loaded, from its file.
+        Importing transformers.pipelines takes a second. Therefore, `ours_alone` loads only KeyDataset, from
+        its file.
         """
         if not self._ours_alone:
             from transformers.pipelines.image_text_to_text import ReturnType
@@ -168,7 +165,7 @@ class Sides:
         return {"KeyDataset": module.KeyDataset}
 
     def _names(self, ours):
-        """Return the names that calls use: pipelines, prompts, and transformers' own classes."""
+        """Return the names for use in calls: pipelines, prompts, and transformers' classes."""
         pipe, (tokenizer, model_config) = self.make(ours), self._theirs
         media, transformers = self._media, self._transformers
         config, hello = transformers.GenerationConfig, prompts(media)["hello"]
@@ -227,7 +224,7 @@ def plain(value):
         return [plain(one) for one in value]
     if isinstance(value, (str, int, float)) or value is None:
         return value
-    return type(value).__name__  # a picture that came with the chat
+    return type(value).__name__  # a picture in the chat
 
 
 def main():

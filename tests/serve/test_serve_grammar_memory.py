@@ -1,4 +1,6 @@
-"""Response formats are checked outside the event loop, and the memory for grammar sources is limited."""
+"""Tests that response formats are checked outside the event loop, and that grammar sources have limited
+memory.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""The media store returns the same patches, is bounded, and drops files with their requests."""
+"""Tests that the media store returns the same patches, is bounded, and drops a request's files with the
+request.
+"""
 
 import base64
 import errno

@@ -1,6 +1,4 @@
-"""Prompts without media are prepared on separate threads, so they never wait for media. Preparation has a
-time limit.
-"""
+"""Tests that prompts without media never wait for media, and that preparation has a time limit."""
 
 import asyncio
 import threading
@@ -47,7 +45,7 @@ class Gated(EchoProcessor):
 
 
 class Decoded(Gated):
-    """Decodes in a process that never ends."""
+    """A processor whose decoding process never ends."""
 
     decoder_recipe = RECIPE
     media_decoder = None
@@ -117,7 +115,7 @@ def test_the_deadline_counts_from_submit(processor_class):
             streams = [
                 engine.stream(pictured("x"), deadline_s=0.2, n=2, request_id=f"r{k}") for k in range(3)
             ]
-            for k, stream in enumerate(streams):  # the first is being prepared, and the other two wait
+            for k, stream in enumerate(streams):  # the first prompt is in preparation, and two wait
                 ends = [(output.index, output.finish_reason) async for output in stream]
                 assert ends == [(0, "abort"), (1, "abort")]
                 assert stream.completion.request_id == f"r{k}"
@@ -217,7 +215,7 @@ def test_readiness_and_metrics_show_old_preparations(monkeypatch):
             assert 0.3 <= age < 20
             monkeypatch.setattr(preparation, "STANDSTILL_S", 0.2)
             assert engine.readiness(), "a caller's slow pictures delay no text"
-            # a request that a thread still prepares counts even after its client has left
+            # a request in preparation counts even after its client has disconnected
             for stream in streams:
                 await stream.aclose()
                 with pytest.raises(RequestFailed):
@@ -315,9 +313,7 @@ def test_a_setting_chooses_processes_or_threads():
 
 
 def test_processes_give_the_pixels_that_threads_give():
-    """Decode images and a list of frames in threads and in a process. The caller also gets the process's
-    errors.
-    """
+    """Threads and processes decode the same pixels. The caller gets a process's errors."""
     png, gif = image_of("PNG"), image_of("GIF")
     contents = [
         [{"type": "image", "image": png}, {"type": "image", "image": gif, "max_pixels": 1000}],

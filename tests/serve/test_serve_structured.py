@@ -1,6 +1,5 @@
-"""Structured answers from real models.
-
-Each answer that ends by itself matches its schema, with any weights, temperature, batch and interruption.
+"""Tests structured answers from real models. Each answer that is not cut off matches its schema, with any
+weights, temperature and batch, and after interruptions.
 """
 
 import asyncio
@@ -86,7 +85,7 @@ def answers(engine, asked):
 
 
 def check(asked, answered):
-    """Check the answers that stopped against their schemas, and return their number."""
+    """Check that each stopped answer matches its schema. Return the number of stopped answers."""
     stopped = 0
     for number, (schema, _) in enumerate(asked):
         choice = answered[number].choices[0]
@@ -106,9 +105,7 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_stopped_answers_are_valid_with_any_pool(weights, temperature, random_weights):
-    """The small block pool causes preemptions and chunked prefills. Blocks are swapped, or steps are decided
-    ahead. The tokens stay the same.
-    """
+    """Preemption, chunked prefill, swapping and overlapping steps do not change the tokens."""
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, list(jobs(21, temperature, 100, schemas=SCHEMAS + random_schemas(14))))
 
@@ -253,8 +250,8 @@ def test_a_pipeline_and_many_callers():
 
 
 def test_a_grammar_that_hangs_its_compiler_fails_alone():
-    """Fifty good grammars are compiled beside two that hang. While four grammars hang, new grammars are
-    refused, and the engine is not ready.
+    """Two hanging compilations do not stop fifty good grammars. With four, new grammars are refused, and the
+    engine is not ready.
     """
     ends = threading.Event()
 

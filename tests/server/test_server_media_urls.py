@@ -1,6 +1,4 @@
-"""Tests of messages with image URLs and local files, with the embedded model and hosts on the loopback
-interface.
-"""
+"""Tests messages with image URLs and local files. The hosts of the URLs are on the loopback interface."""
 
 import base64
 
@@ -107,7 +105,6 @@ def test_a_call_cannot_enable_local_files(net):
 
 
 def test_text_without_media_is_answered_where_urls_are_allowed(server):
-    """The server passes its media fetcher with every call, also if the call has no media."""
     hello = [{"role": "user", "content": "Hello"}]
     bodies = {
         "/v1/chat/completions": {"messages": hello, "max_tokens": 2},

@@ -1,4 +1,4 @@
-"""Tests of /v1/responses with OpenAI's Python client and the embedded model."""
+"""Tests /v1/responses with OpenAI's Python client and the embedded model."""
 
 import asyncio
 import json
@@ -162,7 +162,7 @@ def test_the_asynchronous_client_and_ids(server):
 
 
 def test_an_error_in_a_stream_raises(monkeypatch, client):
-    """A client that only iterates over the events must get an exception for an interrupted stream."""
+    """The client's event iterator raises an exception for an interrupted stream."""
 
     def broken(self, told):
         return self.error_frames(shutdown_error(5)), "error"

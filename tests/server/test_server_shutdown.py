@@ -1,4 +1,4 @@
-"""Tests of shutdown: streams finish within drain_s, and the next server with the log finishes the other
+"""Tests shutdown: streams finish within drain_s, and the next server with the same log finishes the other
 requests.
 """
 
@@ -25,7 +25,7 @@ ASKED = {"messages": [{"role": "user", "content": "a" * 300}]}
 
 
 class Leaving(SlowEcho):
-    """A slow executor that the engine's shutdown does not close."""
+    """A slow executor whose `close` does nothing."""
 
     pause_s = 0.02
 
@@ -85,7 +85,7 @@ def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
         rest = all_of(connection)
         whole.join()
         one._thread.join(200)
-        # With two signals, drain_s is 600, and the second signal ends the wait.
+        # The second signal ends the wait of drain_s (600 s).
         assert not one._thread.is_alive()
     fate = "stays in the log, and the next server with this log finishes the request"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
@@ -139,7 +139,7 @@ def test_a_body_during_shutdown_is_refused():
 
 
 def test_clients_during_shutdown_are_answered_by_the_next_server(monkeypatch):
-    """Another process has the same socket, so no client is refused and no connection is reset."""
+    """Another process listens on the same socket, so no connection is refused or reset."""
     answers = []
 
     def ask():

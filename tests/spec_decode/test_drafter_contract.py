@@ -1,6 +1,4 @@
-"""Tests of the rules for every drafter: which rows get drafts, how many drafts, and which state the drafter
-must drop.
-"""
+"""Tests the rules for all drafters: which rows get drafts, how many, and which state a drafter drops."""
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ ROWS, WIDTH, VOCAB = 6, 200, 5
 
 
 def of_grammars(texts):
-    """Return a grammar drafter whose grammar forces the tokens 0 1 2 3 4 0 1 … without an end."""
+    """Return a grammar drafter whose grammar forces the endless tokens 0 1 2 3 4 0 1 …"""
 
     def forced(row, most):
         said = texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]].tolist()
@@ -33,7 +31,7 @@ MAKERS = {
 
 
 class Rows:
-    """A drafter, and cyclic texts, so that each drafter can know the next tokens."""
+    """A drafter, and rows with cyclic texts, which each drafter can continue."""
 
     def __init__(self, make):
         self.texts = Texts(ROWS, WIDTH)
@@ -57,7 +55,7 @@ class Rows:
         self.texts.append(np.array(rows, np.intp), np.concatenate(said).astype(np.int32), np.array(counts))
 
     def propose(self, rows, most):
-        """Return drafts for each of `rows`, after checking the general rules."""
+        """Return drafts for each of `rows`. Checks shapes, dtypes and limits."""
         rows, most = np.array(rows, np.intp), np.array(most, np.intp)
         proposed = self.drafter.propose(rows, self.texts, most)
         if proposed is None:
@@ -72,7 +70,7 @@ class Rows:
 
 
 def held(value):
-    """Return the size of an object: the bytes of its arrays plus the number of its other values."""
+    """Return an object's approximate size: the bytes in its arrays plus the number of other values."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
@@ -152,7 +150,7 @@ def test_rows_without_proposals_for_some_steps_catch_up(rows):
 def test_a_reused_row_forgets_the_previous_request(rows):
     rows.say([2], [30])
     rows.drafter.leave(2, rows.texts)
-    prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end occurred earlier in the text
+    prompt = np.array([4, 2, 0, 1, 2], np.int32)  # 0 1 2 occurs in the previous request
     rows.texts.admit(2, prompt, 4)
     assert rows.drafter.admit(
         2, Request("new", prompt[:4], SamplingParams(), grammar=GrammarRequest("regex", "given")), rows.texts

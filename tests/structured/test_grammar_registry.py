@@ -1,4 +1,4 @@
-"""Test that a third party's grammar engine works like the built-in one, from the setting to the answer."""
+"""Tests that a third-party grammar engine can be selected and produces answers."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Test that schemas keep the meaning of their draft: the grammar accepts the same values as the draft's
-validator.
-"""
+"""Tests schemas in older drafts of JSON Schema: grammars accept the same values as the draft's validator."""
 
 import json
 
@@ -177,7 +175,8 @@ def test_a_dynamic_reference_with_one_target() -> None:
 
 def test_a_dynamic_reference_that_depends_on_the_path_is_refused() -> None:
     schema = json.loads(json.dumps(DYNAMIC))
-    schema["$defs"]["items"]["$id"] = "elsewhere"  # No path leads through this resource.
+    # The resource "elsewhere" is never on the path to the reference.
+    schema["$defs"]["items"]["$id"] = "elsewhere"
     grammar = Grammar(schema)
     assert grammar.accepts("[1]") and not grammar.accepts('["x"]')
     strings = {"$dynamicAnchor": "T", "type": "string"}

@@ -1,4 +1,4 @@
-"""Test not, oneOf, anyOf, if, dependentSchemas and unevaluated…: the masks accept exactly the valid
+"""Tests not, oneOf, anyOf, if, dependentSchemas and unevaluated…: the masks accept exactly the valid
 instances.
 """
 
@@ -131,14 +131,14 @@ def test_exact(schema: dict, valid: list, invalid: list) -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        [*range(100), 490],  # Seed 490 makes a schema that is narrowed.
+        [*range(100), 490],  # The grammar for seed 490 is narrower than its schema.
         pytest.param(range(100, 4_000), marks=pytest.mark.soak),
         pytest.param(range(4_000, 8_000), marks=pytest.mark.soak),
     ],
     ids=["some", "many", "more"],
 )
 def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
-    """Half the schemas allow any key order; for the others some order must be accepted."""
+    """With odd seeds, all key orders are accepted. With even seeds, at least one key order is accepted."""
     taken = 0
     for seed in seeds:
         source = Source(seed)
@@ -156,7 +156,7 @@ def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
                 valid = referee.is_valid(instance)
             except RecursionError:  # A reference refers to itself for the same value.
                 break
-            if seed % 2 and not grammar.narrow:  # A note in `narrow` may say that the order of keys is fixed.
+            if seed % 2 and not grammar.narrow:  # `narrow` may fix the key order.
                 accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
             else:
                 accepted = accepts_some_order(grammar, instance)
@@ -185,7 +185,7 @@ def test_overlapping_patterns() -> None:
 
 
 def test_a_complement_is_short() -> None:
-    """A complement can be written in many ways. A long pattern would make the grammar engine slow."""
+    """A long pattern would make the grammar engine slow."""
     assert len(complement_pattern(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
     assert (
         len(complement_pattern(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex)

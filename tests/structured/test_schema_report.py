@@ -1,4 +1,4 @@
-"""Test the verdicts of `check_schema`: exact, approximated (with the differences), or refused (with the JSON
+"""Tests the results of `check_schema`: exact, approximated (with the differences), or refused (with the JSON
 pointer).
 """
 

@@ -1,4 +1,4 @@
-"""Faulty scheduler classes of vLLM for tests. Requires vLLM."""
+"""vLLM scheduler classes with planted bugs, for tests. Requires vLLM."""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
@@ -6,6 +6,4 @@ from examples.vllm_faults.lost_rows import LosesRows
 
 
 class LosesRowsAhead(LosesRows, AsyncScheduler):
-    """Loses rows under asynchronous scheduling, which decides a step before the previous step's tokens are
-    known.
-    """
+    """Loses rows, with asynchronous scheduling."""

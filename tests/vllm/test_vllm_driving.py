@@ -1,5 +1,5 @@
-"""Tests mmengine's core as vLLM's scheduler, without a model. A stand-in for the workers computes tokens from
-the blocks, positions and tokens that the scheduler sends, so that a wrong value changes an answer.
+"""Tests mmengine's core as vLLM's scheduler, without a model. Fake workers compute tokens from the scheduled
+blocks, positions and tokens, so a wrong value changes an answer.
 """
 
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.vllm.stand_in import FinishReason, PauseState, RequestStatus, install
 
 
 class FullAttentionSpec:
-    """Tells a KV group's kind by its class name."""
+    """Replaces vLLM's class of the same name, which marks a KV group's kind."""
 
 
 class FakeRequest:
@@ -58,7 +58,7 @@ def feature(identifier, offset, length):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Returns a function that makes a scheduler. Its log is in tmp_path / "log"."""
+    """Return a function that creates a scheduler with a log in tmp_path / "log"."""
     install(monkeypatch)
     monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
 
@@ -122,8 +122,8 @@ class Manager:
 
 
 def run(scheduler, workers, requests, *, before=None, depth=1):
-    """Run as vLLM's loop does until no request is left. `depth`: how many steps are scheduled before the
-    oldest step is updated. Returns each request's outputs.
+    """Run vLLM's loop until all requests end. Return each request's outputs. `depth`: how many steps are
+    scheduled before the oldest step is updated.
     """
     got, queue, step = {request.request_id: [] for request in requests}, [], 0
     arrivals = list(requests)

@@ -1,15 +1,15 @@
-"""Declares two operators of torchvision before torchvision is imported. Each Python process of the
-environment of `make vllm` runs this file at its start.
+"""Declares two operators of torchvision before torchvision is imported. In the environment of `make vllm`,
+each Python process runs this file at its start.
 
-PyPI's torchvision needs CUDA libraries for its operators, and importing torchvision requires that these two
-operators exist. The transforms are pure Python.
+Importing torchvision requires these operators, but PyPI's torchvision loads its operators only with CUDA
+libraries. Its transforms are pure Python and work without them.
 """
 
 import sys
 
 
 class _BeforeTorchvision:
-    """Finds no module, and declares the operators when torchvision is looked for."""
+    """Declares the operators when torchvision is imported. Finds no module itself."""
 
     library = None
 

@@ -1,4 +1,4 @@
-"""Converts transformers' generation keywords to this engine's Options. Unsupported keywords are refused."""
+"""Converts transformers' generation keywords to this engine's Options."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -37,7 +37,7 @@ _FROM_CHECKPOINT = (
 
 
 def is_generation_option(name: str) -> bool:
-    """Return whether `name` is a generation keyword that is supported or refused with a reason."""
+    """Return whether `name` is a known generation keyword, supported or not."""
     return name in TAKEN or name in CHANGES_NOTHING or name in REFUSED
 
 
@@ -46,8 +46,8 @@ def options_from_generation(
 ) -> Options:
     """Return the options for the caller's keywords `given` and the checkpoint's generation_config `defaults`.
 
-    The caller's keywords replace defaults with the same name. As in transformers, decoding is greedy without
-    do_sample. With do_sample, top_k is 50 by default. Raises InvalidRequest.
+    As in transformers, decoding is greedy without do_sample. With do_sample, top_k is 50 by default. Raises
+    InvalidRequest.
     """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}
@@ -93,7 +93,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
-    """Return Options with max_time, and with max_length and min_length, which also count the prompt."""
+    """Return Options with max_time, max_length and min_length. The lengths include the prompt."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)
@@ -103,7 +103,7 @@ def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
     seconds = values.get("max_time", 0)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"max_time must be a number of seconds, not {seconds!r:.80}")
-    if "max_time" in values and not seconds:  # transformers checks the time only after a token
+    if "max_time" in values and not seconds:  # as in transformers, max_time 0 gives one token
         options["max_tokens"], max_length = 1, 0
         options.pop("min_tokens", None)
     # min_new_tokens takes precedence over min_length.
@@ -123,10 +123,7 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """Return sequence_bias as pairs, and bad_words_ids without end-of-sequence tokens, as in transformers.
-
-    A sequence whose bias is minus infinity becomes a bad word.
-    """
+    """Return sequence_bias as pairs, and bad_words_ids without end-of-sequence tokens."""
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:
@@ -155,9 +152,8 @@ def _is_biased(pair: object) -> bool:
 
 
 def _unfold_config(given: Keywords) -> dict[str, object]:
-    """Return a generation_config's values. A direct keyword replaces the value with the same name.
-
-    The generation_config is a dict or a transformers object.
+    """Return the values in generation_config (a dict or a transformers object), overridden by direct
+    keywords.
     """
     config = given.get("generation_config")
     if config is None:

@@ -1,6 +1,6 @@
 """Tracks running requests, and converts the core's outputs to outputs for callers.
 
-In the core, each choice is a separate request with its own id, the core id.
+In the core, each choice is a separate request. Its id is called the core id.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class _Answer:
     grammar: GrammarRequest | None
     after: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs | None = None  # may also contain confidences, as in EXECUTED
+    logprobs: Logprobs | None = None  # may also contain confidences (token_confidence.py)
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class _Pending:
 class RunningRequests:
     """An engine's running requests.
 
-    `resumed` maps core ids to answers from the previous process that no caller has claimed. `notes_on`
-    returns the notes on a grammar. With `texts` False, all texts are empty, and callers decode the tokens.
+    `resumed` maps core ids to answers from the previous process, until a caller resumes them. `notes_on`
+    returns remarks for the caller on a grammar. With `texts` False, outputs have tokens but no text.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RunningRequests:
 
     @property
     def has_streams(self) -> bool:
-        """Whether a running request was submitted with `stream`, so that its outputs have text."""
+        """Whether a running request was submitted with `stream`."""
         return any(answer.stream is not None for _, answer in self._answers.values())
 
     def core_ids(self, request_id: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ class RunningRequests:
         return self._pending[request_id].prepared
 
     def prompt_tokens(self, request_id: str) -> tuple[int, int]:
-        """Return (computed prompt tokens, all prompt tokens), each summed over the running choices."""
+        """Return (computed prompt tokens, all prompt tokens), summed over the running choices."""
         state, computed, whole = self._core.view, 0, 0
         for req_state in map(state.requests.get, self.core_ids(request_id)):
             if req_state is not None:
@@ -111,9 +111,9 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Return the encoding progress of the request's large image or video in percent.
+        """Return the percentage of the request's large media item that is encoded, or None.
 
-        Returns None unless the request has an item that is now being encoded over several steps.
+        Large items are encoded over several steps. None: no large item of the request is being encoded.
         """
         state = self._core.view
         part = state.part
@@ -129,9 +129,9 @@ class RunningRequests:
         stream: bool,
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """Add a request that the core has accepted, with a core request for each choice.
+        """Add a request that the core has accepted. `requests`: the core request for each choice.
 
-        `notes` reports facts about the request's response format.
+        `notes`: remarks for the caller on the response format.
         """
         pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
@@ -226,9 +226,9 @@ class RunningRequests:
         )
 
     def delivered(self, request_id: str) -> None:
-        """Mark an answer as delivered. The next step records the delivery in the log.
+        """Record in the log, with the next step, that an answer was delivered.
 
-        Until the delivery is recorded, a process that resumes the log returns the answer again.
+        A process that resumes the log returns all answers that are not recorded as delivered.
         """
         for core_id in self._undelivered.pop(request_id, ()):
             self._core.delivered(core_id)
@@ -237,11 +237,11 @@ class RunningRequests:
         for request_id in list(self._undelivered):
             self.delivered(request_id)
 
-    # The methods below concern requests of the previous process.
+    # Requests from the previous process
 
     def can_resume(self, request_id: str, num_choices: int = 1) -> bool:
-        """Return whether a caller can resume all `num_choices` choices. This requires that the log has all
-        choices, and that no choice was cancelled. For a pooled request, the log must also have the vector.
+        """Return whether a caller can resume all `num_choices` choices. The log must contain all choices and,
+        for a pooled request, the vector. No choice may be cancelled.
         """
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
@@ -269,10 +269,11 @@ class RunningRequests:
         stream: bool = False,
         notes: tuple[Note, ...] = (),
     ) -> Completion | None:
-        """Continue a request from the previous process. `notes` reports facts about the response format.
+        """Continue a request from the previous process. `notes`: remarks for the caller on the response
+        format.
 
-        Returns the completion if the answer is complete. Otherwise `Engine.step` returns the later outputs,
-        which have text only with `stream`. Raises KeyError if `can_resume` is False.
+        Returns the completion if the answer is complete. Otherwise `Engine.step` returns further outputs,
+        with text if `stream` is set. Raises KeyError if `can_resume` is False.
         """
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]
@@ -296,16 +297,13 @@ class RunningRequests:
         return completion
 
     def detach(self, core_id: str) -> None:
-        """Let a request from the previous process run to its end without a caller.
-
-        An unknown id is no error.
-        """
+        """Let a request from the previous process finish without a caller."""
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:
             self._core.delivered(core_id)
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
-        """Drop the answers to a request from the previous process, and cancel unfinished answers.
+        """Drop the answers to a request from the previous process, and cancel unfinished choices.
 
         An unknown id is no error.
         """

@@ -1,5 +1,5 @@
-"""Builds the stream of server-sent events for each streamed answer, with the response headers. When a stream
-ends, this module counts the end in the metrics and releases the call's resources.
+"""Creates the server-sent event stream for a streamed answer. When the stream ends, counts the end in the
+metrics and releases the call's resources.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 
 
 class EventStreams:
-    """Creates the stream of server-sent events for the answer that a response builder builds."""
+    """Creates the event stream for a response builder's answer."""
 
     def __init__(self, settings: ServerSettings, metrics: HttpMetrics, admission: Admission):
         self._settings, self._metrics, self._admission = settings, metrics, admission
@@ -28,7 +28,7 @@ class EventStreams:
     def of_call(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, owner: str, span: "CallSpan | None"
     ) -> EventStream:
-        """Return the stream for an admitted call. Admission counts the call until the stream ends."""
+        """Return the stream for an admitted call. The call counts as open until the stream ends."""
 
         def ended(how: str) -> None:
             self._admission.give(owner)
@@ -86,9 +86,8 @@ class EventStreams:
         return found
 
     def _interrupted(self, request_id: str, can_reattach: bool) -> tuple[str, ApiError] | None:
-        """If the server must end the stream early, return how the stream ends, and the error for the client.
-        Otherwise return None. The server ends streams early when it shuts down, and when the log cannot be
-        written.
+        """Return (label for the metrics, the client's error) if the server must end the stream early, else
+        None. Reasons are a shutdown, and a log that cannot be written.
         """
         if self._admission.is_draining:
             return "shutdown", self._admission.interrupted_error(request_id, can_reattach=can_reattach)

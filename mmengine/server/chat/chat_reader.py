@@ -1,5 +1,5 @@
-"""Parses a /v1/chat/completions body into a request. Also reads the prompt and the tools of other chat
-bodies.
+"""Parses a /v1/chat/completions body into a request. Other chat APIs also use the reader for prompts and
+tools.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,9 +47,7 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class ToolSupport(NamedTuple):
-    """The processor and the settings with which tool calls are parsed and constrained. `markers`: the texts
-    that start and end reasoning.
-    """
+    """The processor and the settings for tool calls. `markers`: the texts that start and end reasoning."""
 
     processor: Processor
     limits: ToolLimits
@@ -60,8 +58,8 @@ class ChatReader:
     """Parses chat bodies.
 
     `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
-    from URLs and local files; if None, messages with URLs or local files are refused. `box_unit`: returns the
-    unit in which the model writes boxes, or raises InvalidRequest.
+    from URLs and local files. Without a fetcher, both are refused. `box_unit`: returns the unit of the
+    model's box coordinates, or raises InvalidRequest.
     """
 
     def __init__(
@@ -87,15 +85,13 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        # The tool call format is computed at startup and cached, so that the first call does not wait. If the
-        # template is invalid, each call reports the error.
+        # Computes and caches the tool call format before the first call. If the template is invalid, each
+        # call reports the error.
         with suppress(InvalidRequest):
             tools.processor.call_format(self._template or None)
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
-        ApiError.
-        """
+        """Parse a body. `request_id`: the default for the body's request_id. Raises ApiError."""
         return read_without_payloads(data, partial(self._read, request_id=request_id))
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
@@ -111,7 +107,7 @@ class ChatReader:
         payloads: MediaPayloads = NO_PAYLOADS,
         larks: Mapping[str, str] = NO_LARKS,
     ) -> ParsedRequest:
-        """Return the request for a decoded body. `request_id` is used unless the body has a request_id.
+        """Return the request for a decoded body. `request_id`: the default for the body's request_id.
         `larks`: see `parse_tools`. Raises ApiError.
         """
         answer_format = read_answer_format(body, self._max_schema_bytes)
@@ -150,11 +146,10 @@ class ChatReader:
         uploads: list[UploadReference] | None = None,
         larks: Mapping[str, str] = NO_LARKS,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """Return the prompt, and the specification for the model's tool calls. Without tools, the
-        specification is None.
+        """Return the prompt and, if the body has tools, the specification for the model's tool calls.
 
-        References to uploaded files are added to `uploads`; if `uploads` is None, references to uploaded
-        files are refused. `larks`: see `parse_tools`. Raises ApiError.
+        Adds references to uploaded files to `uploads`. If `uploads` is None, such references are refused.
+        `larks`: see `parse_tools`. Raises ApiError.
         """
         tools = self._tools
         if len(body.messages) > self.max_messages:
@@ -174,14 +169,12 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """The prompt's media options. The options contain the fetcher for URLs and files. Without a fetcher,
-        the options are empty.
-        """
+        """The media options for a prompt: the fetcher for URLs and files, if the server has one."""
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Return the call's chat template variables, with the template from the server's settings. Raises
-        ApiError for an invalid variable.
+        """Return the call's chat template variables and the server's template. Raises ApiError for an invalid
+        variable.
         """
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
@@ -236,8 +229,8 @@ class ChatReader:
 
 
 def _thinking(body: ChatBody) -> int | None:
-    """Return the maximum number of reasoning tokens, or None if the model decides. Among the reasoning
-    efforts, only "none" sets a maximum, which is 0.
+    """Return the maximum number of reasoning tokens, or None for no limit. The reasoning effort "none" means
+    0.
     """
     if body.thinking_token_budget is not None:
         return body.thinking_token_budget

@@ -1,8 +1,8 @@
-"""The debug server's routes: a page, its scripts, and command lines that run in the debugger's session.
+"""The debug server's routes: a page, its scripts, and the execution of debugger commands.
 
 A log may contain other people's prompts. Any program on this machine, and any page in the user's browser, can
 send requests to a port of 127.0.0.1. Therefore each path begins with a random token, and requests with a
-foreign Host or Origin header are refused. Conditions of breakpoints are filters, and never Python code.
+foreign Host or Origin header are refused. Breakpoint conditions cannot contain Python code.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from mmengine.replay.debug.page.write import plain_page
 from mmengine.replay.debug.views import Block
 
 MAX_BODY_BYTES = 64 * 2**10
-MAX_LINES = 16  # Maximum number of command lines in a request.
+MAX_LINES = 16  # Maximum number of commands in a request.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -39,13 +39,13 @@ HEADERS = {
 
 
 class Lines(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request to run command lines."""
+    """The body of a request to run debugger commands."""
 
     lines: list[str]
 
 
 class Answer(msgspec.Struct):
-    """The output of a command line, and its error message, or "" if the command line succeeded."""
+    """The output of a command. `error`: the error message, or ""."""
 
     blocks: list[Block]
     error: str
@@ -68,7 +68,7 @@ class DebugApp:
         }
 
     def interrupt(self) -> None:
-        """End the command that runs now, and refuse later ones that move."""
+        """End the running command, and refuse later commands that move in the log."""
         for each in self._session.debuggers:
             each.navigator.interrupt()
 
@@ -121,11 +121,9 @@ class DebugApp:
         return _json(answers)
 
     def _answers(self, lines: list[str]) -> list[Answer]:
-        """Run command lines in the session. If the log is damaged, the line that reads the damaged bytes gets
-        an error.
-        """
+        """Run commands in the session. A command that reads damaged log bytes gets an error."""
         answers = []
-        with paused_collection():  # A collection can take longer than a seek.
+        with paused_collection():  # A garbage collection can take longer than a command.
             for line in lines:
                 try:
                     answers.append(Answer(*self._session.try_run(line)))

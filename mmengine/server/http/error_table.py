@@ -1,12 +1,12 @@
-"""The table that maps error codes to HTTP statuses and to the codes that clients see. This module chooses the
-statuses for all APIs except the Messages API, which has Anthropic's statuses.
+"""Maps error codes to HTTP statuses and to clients' error codes. The Messages API uses Anthropic's statuses
+instead.
 """
 
 from typing import Literal, NamedTuple
 
 from mmengine.errors import ErrorCode as C
 
-# When a client may retry: "soon" is after some calls have ended, and "later" is after a pause.
+# When a client may retry: "soon" (after some calls have ended) or "later" (after a pause).
 Retry = Literal["soon", "later", "never"]
 
 
@@ -78,9 +78,9 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Codes of errors in settings, models and logs. Clients receive the code engine_failed for all these errors.
+# Codes of errors in settings, models and logs. Clients see the code engine_failed instead.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
-# Codes of errors in images, video and audio. In all APIs, these errors name the field by its path in the
+# Codes of errors in images, video and audio. In all APIs, these errors contain the field's path in the
 # messages.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))
 TYPES = {

@@ -1,7 +1,7 @@
-"""Follows a log, and writes messages for live pages to stdout. Each message is a line of JSON.
+"""Follows a log, and writes messages for the live page to stdout, as lines of JSON.
 
-`python -m mmengine.server.live.follower FOLDER` runs the follower in a separate process, so that the engine
-never waits for the follower.
+The server runs `python -m mmengine.server.live.follower FOLDER`. In a separate process, the follower does not
+slow the engine.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from mmengine.replay.report.live import LiveReport
 
 EVERY_S = 0.1  # Minimum seconds between two messages.
 LOOK_S = 0.02  # Seconds between two checks for new records.
-NEWEST = 2**63 - 1  # Larger than every sequence number, so that reading begins at the newest snapshot.
-NICENESS = 5  # The engine has priority.
+NEWEST = 2**63 - 1  # Larger than any record number: reading begins at the newest snapshot.
+NICENESS = 5  # Lower priority than the engine.
 
 
 class _Page:
@@ -44,7 +44,7 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """Wait for new records at the log's end. Always returns True, so that the log is followed forever."""
+        """Wait at the log's end. Returns True: CheckedLog continues with new records."""
         self._tell()
         time.sleep(LOOK_S)
         return True
@@ -52,7 +52,7 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    # These errors mean that the server has ended, or that no page is open any more.
+    # The server has ended, or the last page is closed.
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         try:
             _Page(Path(sys.argv[1]))

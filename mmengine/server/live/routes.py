@@ -1,5 +1,5 @@
 """Handlers for the page /live, its event stream, and its queries about the log. The page itself is public and
-contains no data. The page's script sends the API key with each call, as any other client does.
+contains no data. Its script sends the API key with each call.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,14 +23,14 @@ from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
 MAX_BACKLOG = 1024  # Maximum number of events that wait for a slow page.
-# Scripts that are also part of the HTML report of a log.
+# Scripts that the HTML report of a log also contains.
 SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")
 OWN = ("columns.js", "stream.js", "playground.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
-    """Return the live page's HTML and its content security policy. The HTML contains all scripts and styles.
-    The policy allows only these scripts and styles, and connections to this server.
+    """Return the live page's HTML, with scripts and styles, and its content security policy. The policy
+    allows only these scripts and styles, and connections to this server.
     """
     report, here = files("mmengine.replay.report"), files("mmengine.server.live")
     style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")
@@ -83,8 +83,7 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        # For drafts, the page sends the id that the client's call received. The id in the log begins with the
-        # key's owner.
+        # The page's playground sends the client's request id. In the log, the id begins with the key's owner.
         if question == "drafts":
             name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):

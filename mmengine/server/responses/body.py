@@ -12,7 +12,7 @@ from mmengine.server.http.errors import Json
 MAX_METADATA = 16  # Maximum number of pairs in metadata.
 MAX_METADATA_NAME = 64  # Maximum number of characters in a key of metadata.
 MAX_METADATA_TEXT = 512  # Maximum number of characters in a value of metadata.
-# Maximum number of characters in user, prompt_cache_key and previous_response_id. A response repeats these
+# Maximum number of characters in user, prompt_cache_key and previous_response_id. Responses repeat these
 # fields.
 MAX_NAME_CHARS = 256
 MAX_SAFETY_CHARS = 128  # Maximum number of characters in safety_identifier.

@@ -1,5 +1,5 @@
-"""Keeps the open sessions with their owners. Also keeps the session state that is not in the log, such as
-waiting video frames.
+"""The open sessions, their owners, and the session state that is not in the log, such as waiting video
+frames.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine 
 
 
 class SessionRegistry:
-    """An engine's sessions. `opened`: media options that every session gets in addition to the options in the
-    call that opens the session.
+    """An engine's sessions. `opened`: media options for all sessions, which override the session's own
+    options.
     """
 
     def __init__(
@@ -39,16 +39,14 @@ class SessionRegistry:
         self.engine, self._settings, self._config = engine, settings, config
         self._admission, self._opened = admission, opened
         self._open: dict[str, AsyncSession] = {}  # Maps an id in the log to the session.
-        # Maps an owner to the lock that is held while the owner opens a session.
+        # Maps an owner to a lock for opening sessions.
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     @classmethod
     def of_engine(
         cls, engine: ServedEngine, settings: ServerSettings, admission: Admission, opened: Json
     ) -> "SessionRegistry | None":
-        """Return the registry. Returns None if `engine` distributes requests to several engines, because
-        sessions require a single engine.
-        """
+        """Return the registry, or None if `engine` has several replicas: sessions require a single engine."""
         if not isinstance(engine, AsyncEngine):
             return None
         return cls(engine, settings, engine.config, admission, opened)
@@ -63,8 +61,8 @@ class SessionRegistry:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """Return the owner's session `name`, and its adapter's name. Raises ApiError if the session does not
-        exist or has another owner.
+        """Return the owner's session `name`, and its adapter's name. Raises ApiError if the owner has no such
+        session.
         """
         session_id = log_request_id(owner, name)
         try:
@@ -84,7 +82,7 @@ class SessionRegistry:
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
-        """Let each owner keep the tenant that the owner's sessions had in the previous process."""
+        """Let each owner keep the tenant of its sessions in the previous process."""
         with suppress(MMEngineError):  # The engine has ended.
             found = await self.engine.sessions()
             self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)
@@ -94,10 +92,10 @@ class SessionRegistry:
 
     @asynccontextmanager
     async def opening(self, owner: str) -> AsyncIterator[None]:
-        """Guard a session's opening.
+        """Guard the opening of a session.
 
-        If several API keys exist, each key can open only one session at a time, so that the key's sessions
-        are counted exactly. Raises ApiError if the key already has its share of sessions.
+        If several API keys exist, each key opens one session at a time. Raises ApiError if the key already
+        has its share of sessions.
         """
         if not self._admission.has_several_keys:
             yield
@@ -112,8 +110,8 @@ class SessionRegistry:
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
-        """Check that there is memory for the frame `image`, in case the frame must wait for further frames.
-        Raises QueueFull if the memory is full, and ApiError if the owner would exceed its share.
+        """Check the memory for waiting frames, if the frame `image` must wait for further frames. Raises
+        QueueFull if the memory is full, and ApiError if the owner would exceed its share.
         """
         if not session.next_frame_waits:
             return
@@ -131,16 +129,14 @@ class SessionRegistry:
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
-        """Forget sessions that the engine has closed, for example after too long an idle time. Runs until
-        cancelled.
-        """
+        """Forget sessions that the engine has closed, for example idle sessions. Runs until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             with suppress(MMEngineError):  # The engine has ended.
                 await self._forget_ended()
 
     async def _forget_ended(self) -> None:
-        known = set(self._open)  # A copy, so that sessions that open during the next call are excluded.
+        known = set(self._open)  # A copy: sessions may open during the next call.
         if known:
             names = await self.engine.on_engine(lambda engine: engine.sessions.names())
             for session_id in known.difference(names):

@@ -1,4 +1,4 @@
-"""Defines a draft head's configuration, whose fields serve all families of published files."""
+"""The configuration of a draft head, for all families of published files."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +21,7 @@ class Target:
 class HeadConfig:
     """The configuration of a draft head.
 
-    In the KV cache, the head's layers come after the target's layers and may have other sizes.
+    In the KV cache, the head's layers come after the target's layers.
     """
 
     family: str  # the architecture's name, or "speculators"
@@ -35,18 +35,17 @@ class HeadConfig:
     head_dim: int
     vocab_size: int  # the target's vocabulary size
     draft_vocab_size: int
-    aux_layers: tuple[int, ...]  # each i means L_in(i), see aux_layers.py; ascending
+    aux_layers: tuple[int, ...]  # ascending; i means the input of layer i, see aux_layers.py
     rms_norm_eps: float
     rope: RopeConfig
-    norm_before_fc: bool  # whether fc's input has a single norm over all auxiliary states
-    fc_norm: bool  # whether fc's input has a norm for each auxiliary state
-    norm_before_residual: bool  # whether the first layer's residual comes after the norm
-    # Whether the next draft's hidden state is the final norm's output (True) or the final norm's input.
+    norm_before_fc: bool  # whether a single norm over all auxiliary states comes before fc
+    fc_norm: bool  # whether a norm for each auxiliary state comes before fc
+    norm_before_residual: bool  # whether the first layer's residual is the norm's output
+    # Whether the next draft reads the final norm's output (True) or its input.
     norm_output: bool
     qk_norm: bool
     attention_bias: bool
-    own_embedding: bool  # whether the head uses an embedding of its own instead of the target's
-    # The matrix that gives the logits: the head's output matrix, the head's embedding, or the target's output
-    # matrix.
+    own_embedding: bool  # whether the head has its own embedding
+    # The matrix for the logits: the head's LM head, the head's embedding, or the target's LM head.
     head: Literal["own", "embedding", "target"]
-    num_drafts: int  # number of drafts that are generated one after the other (K)
+    num_drafts: int  # number of drafts per step (K)

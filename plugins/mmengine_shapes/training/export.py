@@ -25,7 +25,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
     """Write config.json and generation_config.json."""
     config = model.config.to_dict()
     config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    # The sub-configs name the dtype in which the model was built. The weights in the file have another dtype.
+    # The sub-configs have the dtype in which the model was built, not the file's dtype.
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -44,7 +44,7 @@ def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None
         write_tokenizer(folder)
     write_processors(folder)
     write_config(model, special_ids(folder), folder)
-    # The output head is left out of the file, because it shares the embedding's memory.
+    # The LM head is left out, because it is tied to the embedding.
     weights = {
         name: value.detach().to(torch.bfloat16).contiguous()
         for name, value in model.state_dict().items()

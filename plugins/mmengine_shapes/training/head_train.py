@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
-Uses training-time test (arXiv 2503.01840): from every position in an answer, the head drafts for four steps.
-Each step reads the previous step's output, and is trained on the target's distribution. Every 500
-steps, head.pt is written into the folder, and the tokens per pass on held-out items are printed.
+Uses training-time test (arXiv 2503.01840): from every position in an answer, the head drafts four tokens.
+Each draft reads the previous draft's hidden state, and is trained on the target's distribution. Every 500
+steps, the script saves head.pt and prints the tokens per pass on held-out items.
 """
 
 import argparse
@@ -35,7 +35,7 @@ REPORT_EVERY, SAVE_EVERY = 100, 500
 
 
 def collect(target: Target, number: int, seed: int) -> list[Sample]:
-    """Return `number` conversations with the target layers' inputs that the head reads (about 70 KB per
+    """Return `number` conversations with the target's hidden states that the head reads (70 KB per
     conversation).
     """
     samples: list[Sample] = []
@@ -52,8 +52,8 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """Return the samples in the file `path`. If there is no file, collect the samples, and write them to
-    `path` (1.4 GB) for the next run. If `path` is None, collect the samples and write no file.
+    """Return the samples in the file `path`. Without a file, collect the samples and, if `path` is not None,
+    write the file (1.4 GB).
     """
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
@@ -88,8 +88,8 @@ class Teacher:
 
     @torch.no_grad()
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities after the tokens at `places` [B, R], float32 [B, R, draft_vocab]. Also
-        return whether the draft vocabulary contains the most likely token, bool [B, R].
+        """Return the next-token probabilities at `places` [B, R], float32 [B, R, draft_vocab]. Also return
+        whether the draft vocabulary contains the most likely token, bool [B, R].
         """
         last = batch.aux_hidden_states[:, :, -1].gather(
             1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])
@@ -100,12 +100,10 @@ class Teacher:
 
 
 def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor, list[Tensor]]:
-    """Return the weighted soft cross-entropy, and for each step the share of drafts that equal the target's
-    choice.
-    """
-    last = batch.lengths[:, None] - 2  # The last position whose next token is a target.
+    """Return the weighted soft cross-entropy, and each drafting step's accuracy."""
+    last = batch.lengths[:, None] - 2  # The last position that has a next token.
     num_rows = batch.rows.shape[1]
-    # Step k predicts k tokens further, so one range of positions contains the targets of all steps.
+    # Drafting step k predicts k tokens further, so this range contains the targets of all steps.
     places = batch.rows[:, :1] + 1 + torch.arange(num_rows + UNROLLED - 1)
     wanted, inside = teacher.probabilities(batch, places.clamp(max=last))
     asked = inside & (places <= last)
@@ -141,7 +139,7 @@ def train(
     vocabulary: Tensor,
     options: argparse.Namespace,
 ) -> None:
-    """Train with AdamW over `options.steps` batches. Print means, save and evaluate at intervals."""
+    """Train with AdamW over `options.steps` batches. Prints means, saves and evaluates at intervals."""
     matrices = [weight for weight in head.parameters() if weight.ndim == 2]
     norms = [weight for weight in head.parameters() if weight.ndim == 1]
     optimiser = torch.optim.AdamW(

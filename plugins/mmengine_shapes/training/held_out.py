@@ -1,7 +1,7 @@
-"""Generates held-out items for every task: conversations with pictures, on which the model is evaluated.
+"""Generates held-out conversations with pictures for each task, to evaluate the model.
 
-Scenes and clips come from the held-out split of layouts, which training never draws, and from a separate
-random stream. Text items come from the same closed sets as in training.
+Scenes and clips have held-out layouts, which training never uses. Text items come from the same closed sets
+as in training.
 """
 
 import random
@@ -49,7 +49,7 @@ def held_out_items(task: str, number: int, side: int | None = 96, seed: int = 0)
 
 
 def draw_item(task: str, side: int | None, rng: random.Random, split: str = "held_out") -> Item:
-    """Return an item about a scene of `split`. Draws scenes until one fits the question."""
+    """Return an item about a random scene in `split` that fits the task."""
     if task in TEXT_TASKS:
         question, answer = text_pair(rng, task)
         return Item(task, [user(question)], answer)
@@ -64,7 +64,9 @@ def draw_item(task: str, side: int | None, rng: random.Random, split: str = "hel
 
 
 def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item | None:
-    """Return an item about a scene, a pair of scenes or a clip, or None if the question does not fit."""
+    """Return an item about a random scene, pair of scenes or clip, or None if the task does not fit the
+    scene.
+    """
     if task in CLIP_TASKS:
         clip = random_clip(rng, min(side, 96), split)
         pairs = clip_questions(clip, rng)[task]
@@ -88,9 +90,7 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
 
 
 def _two_turns(questions: dict, images: tuple[Image.Image, ...], rng: random.Random) -> Item:
-    """Return an item with two questions about one image. The conversation contains the correct answer to the
-    first question.
-    """
+    """Return an item with two questions about an image, and the correct answer to the first question."""
     open_tasks = [pairs for pairs in questions.values() if pairs]
     (first, reply), (second, answer) = rng.choice(rng.choice(open_tasks)), rng.choice(rng.choice(open_tasks))
     messages = [user(first, images=1), {"role": "assistant", "content": reply}, user(second)]

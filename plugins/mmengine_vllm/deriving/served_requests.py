@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Serves requests on a vLLM scheduler without a model, and looks for a fault in each call of `schedule`.
 
-Imports nothing of mmengine, because `mmengine log minimize --with` copies this module, below scheduler_alone,
-into the pytest file that it writes.
+Must not import mmengine, because `mmengine log minimize --with` writes pytest files with a copy of this
+module.
 """
 
 from collections import deque
@@ -21,14 +21,14 @@ from mmengine_vllm.deriving.scheduler_alone import (
 
 
 class Host:
-    """A scheduler that serves `requests`: request id -> arguments of make_request."""
+    """A scheduler and its requests. `requests`: request id -> arguments of make_request."""
 
     def __init__(self, scheduler, requests):
         self.scheduler, self._requests = scheduler, requests
         self._hasher, self._number = block_hasher(scheduler), 0
 
     def happen(self, what, argument):
-        """Add or abort a request, mark a grammar as compiled, or reset the prefix cache."""
+        """Apply an event: add or abort a request, mark a grammar as compiled, or reset the prefix cache."""
         if what == "add":
             self._number += 1
             more = {"hasher": self._hasher, "arrival_time": self._number, **self._requests[argument]}
@@ -44,9 +44,9 @@ class Host:
         return self.scheduler.schedule()
 
     def update(self, output, tokens, stops, errors):
-        """Give the tokens of a step to the scheduler.
+        """Pass a step's tokens to the scheduler.
 
-        `stops`: the token that ends a request. `errors`: requests whose tokens break their grammar.
+        `stops`: request -> the token that ends it. `errors`: requests whose tokens break their grammar.
         """
         for name, last in stops.items():
             self.scheduler.requests[name].sampling_params.stop_token_ids = last
@@ -58,17 +58,17 @@ class Host:
 
 
 class Answers:
-    """The answers that the model would give. `answers`: request id -> (tokens, end, runs).
+    """The model's answers. `answers`: request id -> (tokens, end, runs).
 
-    `end`: "stop" or "error" after the last token, or "". `runs`: {index in the answer: (number of tokens that
-    the step yields, number of drafts in the step)}.
+    `end`: "stop" or "error" after the last token, or "". `runs`: {index of a step's first token: (number of
+    the step's tokens, number of its drafts)}.
     """
 
     def __init__(self, answers, num_drafts):
         self._answers, self._num_drafts = answers, num_drafts
 
     def tokens(self, request, num_drafts):
-        """Return the tokens of a step with `num_drafts` drafts, and how the answer ends after them."""
+        """Return the tokens of a step with `num_drafts` drafts, and the answer's end or ""."""
         answer, end, runs = self._answers[request.request_id]
         place = request.num_output_tokens
         count = min(runs.get(place, (1, 0))[0], 1 + num_drafts)
@@ -80,17 +80,16 @@ class Answers:
         return known + made_up[len(known) :], ""
 
     def num_drafts(self, request):
-        """Return how many drafts the request gets for its next step."""
+        """Return the number of drafts for the request's next step."""
         runs = self._answers[request.request_id][2]
         offered = runs.get(request.num_output_tokens, (1, self._num_drafts))[1]
         return min(offered, self._num_drafts)
 
 
 def serve(host, events, answers, *, overlaps, most_calls):
-    """Serve requests and yield (output, whether no step is in flight) after each call of `schedule`.
+    """Serve requests. Yield (output, whether no step is in flight) after each call of `schedule`.
 
-    `events`: (step, *arguments of `happen`), in order. `overlaps`: whether the next call comes before the
-    result of the previous call, as with asynchronous scheduling.
+    `events`: (step, *arguments of `happen`), in order. `overlaps`: asynchronous scheduling.
     """
     left, step = deque(events), 0
     flying: deque = deque()
@@ -121,7 +120,7 @@ def _update(host, output, names, answers, overlaps):
                 stops[name] = tokens[name][-1:]
             elif end:
                 errors.add(name)
-        else:  # the request was aborted while the step ran, but the workers return a token
+        else:  # aborted while the step ran; the workers still return a token
             tokens[name] = [0]
     host.update(output, tokens, stops, errors)
     drafting = [name for name in names if name in live]
@@ -129,13 +128,11 @@ def _update(host, output, names, answers, overlaps):
         host.give_drafts(drafting, [[1] * answers.num_drafts(live[name]) for name in drafting])
 
 
-# Functions that look for the fault of one call
+# Checks of a call
 
 
 def stalled(scheduler, output, is_idle):
-    """Describe the requests that a call leaves without tokens although no step is in flight, or return
-    None.
-    """
+    """Return a description if a call schedules nothing although requests could run, else None."""
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     decides = output.total_num_scheduled_tokens or output.preempted_req_ids
     if decides or not is_idle or not free or not could_run(scheduler):
@@ -146,19 +143,21 @@ def stalled(scheduler, output, is_idle):
 
 
 def over_budget(scheduler, output, limit):
-    """Describe by how much a call exceeds max_num_scheduled_tokens, or return None."""
+    """Return a description if a call exceeds max_num_scheduled_tokens, else None."""
     total = sum(output.num_scheduled_tokens.values())
     return f"{total} tokens are scheduled, but max_num_scheduled_tokens is {limit}" if total > limit else None
 
 
 class BlockTables:
-    """The block tables that a scheduler with one KV group has given to requests."""
+    """The requests' block tables, for a scheduler with one KV group."""
 
     def __init__(self, block_size):
         self._block_size, self._tables = block_size, {}
 
     def taken_twice(self, output):
-        """Apply a call. Describe a block that the call gives to two requests at once, or return None."""
+        """Apply a call. Return a description if the call allocates a block that another request holds, else
+        None.
+        """
         for name in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
             self._tables.pop(name, None)
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
@@ -176,14 +175,13 @@ class BlockTables:
 
 
 def decisions(output, groups, block_size):
-    """Return a call's decisions as plain values. Running requests come before admitted requests.
+    """Return a call's decisions as plain values.
 
-    "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
-    ids of admitted requests. "blocks": new block ids of running requests, request by request.
+    "rows": (request, number of tokens). "computed": cached tokens of admitted requests. "tables": block ids
+    of admitted requests. "blocks": new block ids of running requests.
 
-    `groups`: the KV groups whose block ids are returned, in the order of the log. If there are several, the
-    blocks of prefix hits come first, group by group. Then follows one block of each group for a request's
-    first block number, then for the next. `block_size`: tokens in a block.
+    `groups`: the KV groups to return, in the order of the log. "tables" has the prefix hits first, group by
+    group. Other blocks are ordered as in `by_number`.
     """
     cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
     known = {each.req_id: (each.num_computed_tokens, each.block_ids) for each in output.scheduled_new_reqs}
@@ -210,8 +208,8 @@ def decisions(output, groups, block_size):
 
 
 def by_number(blocks, groups):
-    """Return a request's new blocks: one block of each of the groups for the first block number, then for the
-    next.
+    """Return a request's new blocks: the first block from each group, then the second block from each group,
+    and so on.
     """
     return [block for number in zip(*(blocks[group] for group in groups), strict=True) for block in number]
 
@@ -224,10 +222,10 @@ def table_of(computed, blocks, groups, block_size):
 
 
 def fault_of(cls, settings, requests, events, answers, check):
-    """Serve requests on a scheduler class. Return its fault as a text, or None.
+    """Serve requests on a scheduler class. Return a description of the first fault, or None.
 
-    `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value), where
-    `value` is the correct value for `field` in the decisions of call number `call`, counted from 0.
+    `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value). `value`
+    is the correct value for `field` in the decisions of the call with index `call`.
     """
     kind, *expected = check
     scheduler = make_scheduler(cls, settings)

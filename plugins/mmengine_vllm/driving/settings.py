@@ -1,4 +1,4 @@
-"""Translates vLLM's configuration into mmengine's settings, and refuses options that the core lacks."""
+"""Translates vLLM's configuration into mmengine's settings, and refuses unsupported options."""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ COMPAT = "MMENGINE_COMPAT"
 def engine_config(
     vllm_config: VllmObject, kv_cache_config: VllmObject, block_size: int, encoder_sizes: tuple[int, int]
 ) -> EngineConfig:
-    """Return the settings with which the core makes decisions for vLLM's workers.
+    """Return the settings with which the core schedules requests for vLLM's workers.
 
-    `encoder_sizes`: the encoder's compute budget and its cache's size, both in embeddings. The
-    environment variable MMENGINE_COMPAT=vllm chooses vLLM's scheduling rules instead of mmengine's own.
-    Raises ConfigError, which names each option that is not supported.
+    `encoder_sizes`: the encoder's compute budget and the encoder cache's size, in embeddings. With the
+    environment variable MMENGINE_COMPAT=vllm, vLLM's scheduling rules replace mmengine's. Raises ConfigError
+    with a list of the unsupported options.
     """
     unsupported = list(unsupported_options(vllm_config, kv_cache_config))
     if unsupported:

@@ -1,4 +1,6 @@
-"""Twelve more planted bugs of the same classes, written without looking at how the first twelve are found."""
+"""Twelve more planted bugs of the classes in bugs.py. Their author did not look at how the tools find the
+first twelve.
+"""
 
 import numpy as np
 import pytest

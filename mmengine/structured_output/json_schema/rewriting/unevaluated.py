@@ -1,11 +1,10 @@
-"""Expands unevaluatedProperties and unevaluatedItems, given the schemas that hold in an alternative.
+"""Expands unevaluatedProperties and unevaluatedItems for a known set of subschemas that hold.
 
-The two keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a
-value, the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value
-satisfies the keyword if all schemas of some alternative hold and the value satisfies the keyword in this
-alternative.
+The keywords restrict only keys and items that no other subschema evaluates. In an anyOf, only the subschemas
+that hold for the value evaluate its keys. Therefore, the caller expands the keywords separately for each set
+of subschemas that may hold.
 
-The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+A place is a schema's index in the document. For conjunction and shape, see constraints/json_types.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +34,7 @@ class Evaluated:
     all_names: bool = False
     items: int = 0
     all_items: bool = False
-    # Places of `contains` schemas, whose matching items count as evaluated.
+    # Places of `contains` schemas. Items that match count as evaluated.
     contains: dict[int, None] = field(default_factory=dict)
 
 
@@ -50,9 +49,9 @@ def unevaluated_shape(
     held: Mapping[int, list[int]],
     union: Callable[[list[Conjunction]], Conjunction],
 ) -> Shape:
-    """Return the shape that a place's unevaluated keywords require.
+    """Return the shape that the unevaluated keywords at `place` require.
 
-    `held` maps a place to the places directly below it whose schemas apply to the place's value.
+    `held` maps a place to its direct subschemas that hold for the same value.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
@@ -97,8 +96,7 @@ def _evaluate(
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
     """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` is shared with another schema.
 
-    The alternatives of a shared keyword were expanded for the other schema, so it is unknown which
-    alternatives hold.
+    For a shared anyOf or `if`, it is unknown which subschemas hold.
     """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):

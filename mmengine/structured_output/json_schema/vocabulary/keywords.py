@@ -86,7 +86,7 @@ ASSERTIONS = (
     | STRINGS
 )
 KNOWN = ANNOTATIONS | ASSERTIONS
-# The formats in the specification. formats.py has a pattern for each format that is enforced.
+# The specification's formats. formats.py has patterns for the formats that are enforced.
 STANDARD_FORMATS = frozenset(
     (
         "date-time",
@@ -106,11 +106,11 @@ STANDARD_FORMATS = frozenset(
 
 MAX_ENUM = 20_000  # Maximum number of values in an enum.
 MAX_COUNT = 100_000  # Maximum value of minItems, minLength and similar keywords.
-EXACT = 2**53  # Integers up to this value are exact in the grammar engine, which reads floats.
+EXACT = 2**53  # Largest integer that is exact in the grammar engine, which reads floats.
 MAX_DECIMALS = 15
-# Maximum number of remainders of a `multipleOf`. The grammar engine has a state for each remainder.
+# Maximum number of remainders for a `multipleOf`. The grammar engine has a state for each remainder.
 MAX_REMAINDERS = 250_000
-REMAINDER_COST = 5  # Steps of work for a remainder. The grammar engine takes about 10 µs for each.
+REMAINDER_COST = 5  # Work steps per remainder, for about 10 µs in the grammar engine.
 
 
 def to_fraction(value: int | float) -> Fraction:
@@ -124,7 +124,7 @@ def to_number(value: Fraction) -> int | float:
 
 
 def count_decimals(value: Fraction) -> int:
-    """Return the number of decimal places of `value`, whose decimal expansion must be finite."""
+    """Return the number of decimal places. The decimal expansion of `value` must be finite."""
     count = 0
     while value.denominator != 1:
         value *= 10
@@ -141,7 +141,7 @@ def is_count(value: object) -> bool:
 
 
 def equality_key(value: object) -> object:
-    """Return a hashable key. Two values have equal keys if they are equal in JSON Schema.
+    """Return a hashable key. Values that are equal in JSON Schema have equal keys.
 
     1 and 1.0 are equal, but 1 and true are not.
     """
@@ -153,7 +153,7 @@ def equality_key(value: object) -> object:
         return value
     if isinstance(value, list):
         return ("array", tuple(equality_key(item) for item in value))
-    assert isinstance(value, dict)  # No other type remains, since JSON has no further types.
+    assert isinstance(value, dict)  # JSON has no further types.
     return ("object", frozenset((key, equality_key(item)) for key, item in value.items()))
 
 
@@ -186,9 +186,7 @@ def check_values(schema: dict, pointer: str) -> None:
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Return (path to a keyword, reason) if two keywords in a schema object contradict each other, else
-    None.
-    """
+    """Return (path to a keyword, reason) if two keywords contradict each other, else None."""
     if schema.get("enum") == []:
         return ("enum",), "an empty enum allows nothing"
     for low, high in (
@@ -233,7 +231,7 @@ def check_multiple(value: int | float, pointer: str) -> None:
         digits += 1
     if int(coefficient) >= 2**32 or to_fraction(value) != to_fraction(int(coefficient)) / 10**digits:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
-    # For a step such as 5 or 20, only a number's last digits decide.
+    # For a step such as 5 or 20, only a number's last digits matter.
     if len(str(int(coefficient)).rstrip("0")) == 1:
         return
     if coefficient > MAX_REMAINDERS:
@@ -243,8 +241,7 @@ def check_multiple(value: int | float, pointer: str) -> None:
         spend_work(REMAINDER_COST * int(coefficient))
 
 
-# Tuples (keywords, function that checks their values, description of valid values). The reader checks
-# subschemas separately.
+# Tuples (keywords, check of their values, description of valid values).
 _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
     (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),
