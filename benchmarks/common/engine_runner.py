@@ -18,7 +18,7 @@ class EngineRunner:
     """An engine whose runs start cold.
 
     Each run uses a new cache salt, so no run hits blocks or encoder outputs that an earlier run cached.
-    Without a `config` the engine uses no drafts; the `spec` benchmark measures drafts.
+    Without a `config` the engine uses no drafts.
     """
 
     def __init__(

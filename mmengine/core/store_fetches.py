@@ -21,10 +21,10 @@ class StoreFetches(Observer):
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
         self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
-        self._filled: list[np.ndarray] = []  # blocks that the currently processed step has filled
-        # (blocks, their content ids after the step) for each earlier step that has filled blocks
+        self._filled: list[np.ndarray] = []  # blocks that the current step has filled
+        # (filled blocks, their content ids) for each step since the last `release`
         self._computed: list[tuple[np.ndarray, np.ndarray]] = []
-        # (request id, first block, number of blocks) for fetches that are decided but not in the log yet
+        # (request id, first block, number of blocks) for decided fetches that have not started
         self._fetches: list[tuple[str, int, int]] = []
 
     def before(self, event: ev.Event) -> None:

@@ -20,7 +20,7 @@ class LogFollower:
     missing record, and for damage before the last segment.
     """
 
-    torn = None  # as in LogReader, but always None: an incomplete end may still become complete
+    torn = None  # always None (see LogReader), because an incomplete end may become complete
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start

@@ -43,20 +43,20 @@ from mmengine.version import __version__
 SEGMENT_BYTES = 64 * 2**20
 # Maximum number of frames in a segment. A process that continues a log reads the last segment frame by frame.
 SEGMENT_FRAMES = 2**16
-NO_FILE = -1  # in place of a file descriptor: no file is open
+NO_FILE = -1  # no file is open
 KEEP_ALL = Retention()
 TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds to the next run of `tidy`, after a success and after an error
 
 
 class LogWriter:
     """Appends to a new log or, with the recovery mode `reopen`, to an existing log. For an existing log,
-    `recovery` describes the bytes that were cut off the log's end.
+    `recovery` describes the bytes that were truncated at the log's end.
 
     `sync_always`: call fdatasync at each commit, so that commits survive power cuts. `segment_bytes`: the
     size at which a segment is full. `tidy` packs full segments unless `pack_full` is False, and deletes old
     segments according to `retention`. `wall_ns`: returns the wall-clock time for segment headers. Raises
-    LogError if the folder cannot be used, has another writer, or holds a log although `reopen` is None.
-    Raises CorruptLog for damage that `reopen` does not tolerate.
+    LogError if the folder cannot be used, has another writer, or contains a log and `reopen` is None. Raises
+    CorruptLog for damage that `reopen` does not tolerate.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LogWriter:
         except OSError as error:
             self._stalled = f"the log in {self._folder} cannot be written: {error.strerror}"
             self._is_stuck = True
-            with suppress(OSError):  # the next commit cuts again
+            with suppress(OSError):  # the next commit truncates again
                 self._cut()
             return False
         self._pending.clear()

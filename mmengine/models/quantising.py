@@ -13,7 +13,7 @@ from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
 Activations = Literal["model", "int8"]
-FP8_ROWS = 16  # How many rows share a scale; half as many as the rows in a kernel panel.
+FP8_ROWS = 16  # How many rows share a scale (half a kernel panel).
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
 _MOST_FP8 = 448.0  # The largest e4m3 value.
 

@@ -17,7 +17,7 @@ from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request
 
-NONE = -1  # in the array of adapter numbers by row: the row uses no adapter
+NONE = -1  # adapter number if a row uses no adapter
 ReadAdapter = Callable[[], AdapterFiles]
 
 

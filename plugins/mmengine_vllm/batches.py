@@ -50,7 +50,7 @@ def _columns(results: list[Result], order: RunnerOrder) -> _Columns:
 
 
 def _sums(entry: object, contents: PseudoIds, columns: _Columns) -> np.ndarray | None:
-    """Update the rows' hash states for an entry, and return the sums for the entry's token ids."""
+    """Update the rows' hash states for an entry, and return the hash sums for the entry's token ids."""
     if isinstance(entry, Result):
         rows, order, tokens = next(columns)
         if entry.counts is None:

@@ -20,9 +20,7 @@ def records(tmp_path_factory):
 
 
 def folded(records):
-    """Return a state with an open step, more than two running rows, waiting requests, and referenced
-    encoder outputs.
-    """
+    """Return a state with an open step, running and waiting requests, and referenced encoder outputs."""
     state = State(EngineConfig.from_dict(records[0].event.config))
     for record in records:
         evolve(state, record.event)

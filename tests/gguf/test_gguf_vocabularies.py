@@ -70,7 +70,7 @@ def test_random_texts_beside_transformers(name):
     given = [
         compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
     ]
-    # The documents' control tokens are broken up, because transformers adds a control token to Llama's
+    # Control tokens in the documents are broken up, because transformers adds a control token to Llama's
     # vocabulary.
     given += [compose(page.read_text()).replace("<|", "<") for page in sorted(DOCS.rglob("*.md"))]
     found = tokenizer.encode_batch(given, add_special_tokens=False)

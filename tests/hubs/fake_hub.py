@@ -18,8 +18,8 @@ CHANGED = 1_600_000_000  # Each file's modification time.
 
 @dataclass
 class FakeHub:
-    """The hub's files and scripted failures. `asked`: the requests received, as method, path and Range
-    header.
+    """The hub's files and scripted failures. `asked`: method, path and Range header for each received
+    request.
     """
 
     revisions: dict[str, dict[str, bytes]]

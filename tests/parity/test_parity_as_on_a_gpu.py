@@ -1,6 +1,6 @@
 """Tests the GPU code path on a CPU: fused decoder operations, packed images, and Triton sampling kernels.
 
-The tokens equal those of `generate`, and sampled tokens equal those of the CPU sampler.
+Greedy tokens equal `generate`'s, and sampled tokens equal the CPU sampler's.
 """
 
 from dataclasses import replace

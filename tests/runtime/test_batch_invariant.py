@@ -92,10 +92,7 @@ def test_without_batch_invariance_bits_may_change(asked):
 
 @pytest.mark.soak
 def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
-    """Run a GPU's decoder, attention and sampling in Triton's interpreter, with and without replayed steps.
-
-    Only the four shortest requests run, for five tokens each, greedy and sampled.
-    """
+    """Run the GPU decoder, attention and sampling in Triton's interpreter, with and without graph replay."""
     if kernel_device.type != "cpu":
         pytest.skip("this test runs the engine on a CPU, with Triton's interpreter")
     from mmengine.gpu import sampling_kernels

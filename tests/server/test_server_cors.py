@@ -1,4 +1,4 @@
-"""Tests of calls from pages in browsers, against the Fetch standard's rules for CORS."""
+"""Tests calls from web pages against the Fetch standard's CORS rules."""
 
 import http.client
 

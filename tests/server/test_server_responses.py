@@ -81,7 +81,7 @@ def test_output_items(echo):
 
 
 def test_events_can_be_rebuilt_from_the_log(tmp_path):
-    """A stream can be rendered again, byte for byte, from the envelope in the log and the tokens."""
+    """The envelope in the log and the tokens suffice to render a stream again, byte for byte."""
     options = {"engine_options": {"log": tmp_path / "log"}, "storage": {"log": tmp_path / "log"}}
     with served(**options) as one:
         asked = {"input": "hello", "stream": True, "request_id": "mine", "metadata": {"a": "b"}}

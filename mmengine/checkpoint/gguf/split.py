@@ -20,7 +20,7 @@ def part_files(path: Path) -> list[Path]:
 
 
 def open_parts(path: Path) -> Container:
-    """Open a GGUF file, and the other parts beside it if the file is the first part.
+    """Open a GGUF file. If the file is the first part of a split model, also open the other parts.
 
     Returns the first part's metadata and all parts' tensors. Raises ModelError for a part that is missing,
     damaged or from another model.

@@ -180,7 +180,7 @@ TYPES = {
     23: StoredType("IQ4_XS", 256, 136, _k_values(iq4_xs)),
     39: StoredType("MXFP4", 32, 17, _mxfp4),
 }
-# For types that kernels multiply in the stored format: byte offsets of the float16 numbers in a block.
+# Types that kernels multiply without conversion -> byte offsets of the float16 numbers in a block.
 _HALVES: dict[int, tuple[int, ...]] = dict.fromkeys((2, 6, 8, 20, 23), (0,)) | dict.fromkeys(
     (3, 7, 12, 13), (0, 2)
 )

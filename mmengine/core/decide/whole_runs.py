@@ -1,8 +1,8 @@
 """Keeps chunks and prefix hits from splitting tokens that one step must compute together.
 
-In some models an image's tokens attend to one another in both directions, so each token's KV depends on all
-of them. The setting `atomic_runs` keeps each run (adjacent tokens from an image or video) in a single step.
-The setting `whole_prompt` keeps the whole prompt in a single step.
+In some models an image's tokens attend to one another in both directions, so each token's KV depends on the
+whole image. The setting `atomic_runs` keeps each run (adjacent tokens from an image or video) in a single
+step. The setting `whole_prompt` keeps the whole prompt in a single step.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,9 @@ A tenant is the party to which a request belongs, such as an API key's owner. Wh
 tenant's debt grows by one for each token that a step computes for the tenant. The tenant with the smallest
 debt is served next. This is deficit round robin with a quantum of one token.
 
-All debts become 0 when no request waits or only one tenant is left. A tenant therefore gets no disadvantage
-from tokens that no other tenant wanted. A single tenant's requests are served in the policy's order.
+All debts become 0 when no request waits or only one tenant is left. A tenant therefore has no disadvantage
+from tokens that were computed while no other tenant waited. A single tenant's requests are served in the
+policy's order.
 """
 
 from bisect import insort

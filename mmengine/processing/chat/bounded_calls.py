@@ -30,7 +30,7 @@ def bounded_filter(
     argument to some filters.
     """
 
-    @wraps(call)  # Keeps the attribute that says whether the filter takes the environment.
+    @wraps(call)  # Keeps the attribute `jinja_pass_arg`.
     def checked(*arguments: object, **options: object) -> object:
         given = arguments[1:] if hasattr(call, "jinja_pass_arg") else arguments
         value, rest = given[0], (*given[1:], *options.values())

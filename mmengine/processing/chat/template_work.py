@@ -86,7 +86,7 @@ class Work:
 
 
 def _parts(value: object) -> Collection[object]:
-    """Return the values inside `value` that appear in the text of `value`."""
+    """Return a collection's entries (for a mapping, keys and values), or () for any other value."""
     if isinstance(value, Namespace):
         value = object.__getattribute__(value, "_Namespace__attrs")
     if isinstance(value, Mapping):

@@ -138,7 +138,7 @@ def _running(state: State, row: int) -> dict[str, Any]:
 
 
 def _windows(state: State, row: int) -> dict[str, object]:
-    """Return the row's blocks in groups with a window, and the number of the first block in each group."""
+    """Return the row's blocks in each sliding-window group, and each group's first block number."""
     if state.num_groups == 1:
         return {}
     first, last = state.windows.first_held[:, row].tolist(), int(state.num_blocks[row])

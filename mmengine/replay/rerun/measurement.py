@@ -49,8 +49,8 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        # For each decided step: its work (None if unknown), and the engine's own time before the step, in ns
-        # (-1 if unknown).
+        # For each decided step: its work (None if unknown), and the host time before the step in ns (-1 if
+        # unknown).
         self._decided: deque[tuple[StepWork | None, int]] = deque()
         # The time at which the last result returned, or -1 if the engine was idle since then.
         self._last_ns = -1

@@ -32,9 +32,9 @@ class Answer:
     """A request's answer.
 
     `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
-    ended the answer at the token after `tokens`, or "". If both are "", the answer ended by length or by a
-    cancel. `runs` (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The columns are
-    the step's first output index, its number of tokens, and its number of drafts.
+    ended the answer, or "". If both are "", the answer ended by length or by a cancel. `runs` (int32 [n, 3]):
+    a row for each step, if the log's settings allow drafts. The columns are the step's first output index,
+    its number of tokens, and its number of drafts.
     """
 
     tokens: np.ndarray
@@ -58,7 +58,7 @@ Observed = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An observation of the log.
+    """An event that the scheduler observed.
 
     `step`: the next step when the scheduler saw the event. `landed`: the number of steps whose results had
     returned at this time. `time_ns`: the time since the log's first record. The event occurred at most

@@ -24,7 +24,7 @@ from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.result_reader import ComputedStep
 from mmengine.runtime.rows import PositionsOf
 
-# While waiting for a step: seconds between checks that the device is done, and that all ranks are alive.
+# While waiting for a step: seconds between device polls, and between checks that all ranks are alive.
 POLL_S, LOOK_S = 5e-5, 0.2
 
 
@@ -123,7 +123,7 @@ class LeadingExecutor(TorchExecutor):
         try:
             for step in waiting:
                 with self._group.step(step.plan):
-                    pass  # leaving the context makes the exchanges for which the other ranks wait
+                    pass  # leaving the context exchanges zeros
         except GroupLost as error:
             self._followers.mark_lost(str(error))
 

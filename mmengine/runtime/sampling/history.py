@@ -21,9 +21,9 @@ _NOTHING = -2  # a position before a row's first token, which matches no token
 class TokenHistory:
     """Tokens and biased sequences for rows with history rules, on the device.
 
-    A row with history rules takes 8 bytes for each token in the longest row, and 8 * c * (k - 1) + 20 * c
-    bytes for sequences. c is the largest number of sequences of a row, and k the length of the longest
-    sequence.
+    A row with history rules takes 8 bytes for each token in the longest row, plus 8 * c * (k - 1) + 20 * c
+    bytes for sequences. Over all rows, c is the largest number of sequences, and k is the longest sequence's
+    length.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:

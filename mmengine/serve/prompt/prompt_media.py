@@ -18,9 +18,7 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_FETCHERS = (
-    16  # maximum number of cached fetchers; each list of hosts has a fetcher, which has its own threads
-)
+MAX_FETCHERS = 16  # maximum number of cached fetchers; each list of hosts has a fetcher with its own threads
 _lock = threading.Lock()
 
 

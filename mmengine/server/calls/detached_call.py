@@ -1,4 +1,4 @@
-"""A call that continues when its client disconnects, with the readers of its answer."""
+"""A call that continues when its client disconnects."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,9 +66,7 @@ class DetachedCall:
 
     @property
     def stays(self) -> bool:
-        """Whether the call runs to its end even if no client asks for the answer, as a background response
-        does.
-        """
+        """Whether the call runs to its end even without a client, as a background response does."""
         responses = self.envelope.responses
         return self.is_stored and responses is not None and responses.background
 

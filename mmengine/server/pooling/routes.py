@@ -22,8 +22,8 @@ Read = Callable[[bytes, str, Options], PooledRequest]
 
 
 class PoolingRoutes:
-    """The routes that return vectors and scores. Pooling requests of the previous process are cancelled,
-    because no client can ask again for the results.
+    """The routes that return vectors and scores. The constructor cancels the previous process's pooling
+    requests, because clients cannot request their results again.
     """
 
     def __init__(

@@ -110,8 +110,8 @@ class LexemeComparison:
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
         """Compare the lexemes with the regexes `one` and `other`. Call `lexeme` for both regexes first.
 
-        Returns the characters that can continue a complete match of `one` within `other`, and whether some
-        text matches both lexemes.
+        Returns the characters that `other` allows after a complete match of `one`, and whether some text
+        matches both lexemes.
         """
         key = one, other
         if key not in self._known:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmengine.errors import ModelError, in_one_line
 from mmengine_transformers.media.packing import ROW_BYTES, Packed, unpack
 
-_PROBE_SIDE = 96  # Side, in pixels, of the image with which the encoder is checked.
+_PROBE_SIDE = 96  # Side length of the sample image, in pixels.
 _KEPT = "video_compression_mask"
 Features = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-// Attention within segments: divides the queries into tasks, and rotates queries and keys while they are packed.
+// Attention in the vision tower, where a segment is a frame. Rotates queries and keys while they are packed.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
