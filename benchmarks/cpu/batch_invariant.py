@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TITLE = "Cost of batch_invariant"
 WAYS = ("without", "with")
-STEPS = 6  # consecutive steps in a turn
+STEPS = 6  # consecutive steps before the other engine runs
 LONGEST = 48  # maximum tokens in an answer
 ROWS = 64
 

@@ -109,8 +109,8 @@ class Side:
         self._grammar = grammar_of(schema)
 
     def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
-        """Answer `groups` one after another. With `shares` false, no result that an earlier run cached is
-        used.
+        """Answer `groups` one after another. With `shares` false, the run uses no results that earlier runs
+        cached.
         """
         found = Decoded()
         self._num_runs += 1

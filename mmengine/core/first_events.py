@@ -1,4 +1,4 @@
-"""Creates the events STARTED and QUEUED, which hold an engine's settings and each accepted request."""
+"""Creates the log events STARTED (an engine's settings) and QUEUED (an accepted request)."""
 
 from msgspec.structs import replace
 
@@ -57,7 +57,7 @@ def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     overlaps = config.max_in_flight > 1
     return replace(
         constants,
-        # vLLM's identifier of a media item already covers everything on which the encoder output depends.
+        # vLLM's media identifiers already cover everything that affects an encoder output.
         salts_media=False,
         is_asynchronous=overlaps,
         fills_with_results=overlaps or (config.num_draft_tokens > 0 and compat != "vllm-0.32"),

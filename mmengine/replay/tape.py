@@ -184,7 +184,7 @@ class LogTape:
         self.last, self.next = record, following
 
     def _check_rules(self, event: ev.Event) -> None:
-        """Raise Diverged if the next record's event breaks a rule of the state before the event."""
+        """Raise Diverged if the event breaks a rule, given the state before the event."""
         if self.watcher is None:
             return
         self.watcher.follow(event)

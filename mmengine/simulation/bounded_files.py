@@ -31,7 +31,7 @@ def existing(path: Path) -> Path:
 
 
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield at most `limit` lines that are not blank, each with its line number (the first line has 1).
+    """Yield at most `limit` lines that are not blank, as (line number from 1, line).
 
     Raises InvalidRequest for a line that is too long. Without `limit`, a file with too many lines raises
     InvalidRequest as well.

@@ -16,7 +16,8 @@ else:
 
 class RecordsCalls(Base):
     """A mixin that precedes a scheduler class in the list of base classes. Every method calls the scheduler's
-    own method with the same arguments, and returns the same result. The recording changes neither.
+    own method with the same arguments, and returns the same result. The recording changes neither arguments
+    nor results.
     """
 
     host_version = "unknown"

@@ -66,7 +66,7 @@ INTRO = {
 def write_page(
     path: Path, rows: Sequence[Row], checks: Sequence[str], video_checks: Sequence[str], version: str
 ) -> None:
-    """Write the page: the contract's table, the table of videos, then the other architectures by verdict."""
+    """Write the page: tables of the contract rows and of videos, then the other architectures by verdict."""
     ordered = sorted(set_of(rows), key=lambda row: (row.architecture, row.kind))
     counts = Counter(row.verdict for row in ordered)
     text = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))

@@ -19,8 +19,8 @@ class Agent:
 
     `command`: the program's arguments. `setup`: the arguments for an earlier run that configures the program.
     `files`: texts by path below the home folder. `tool`: the tool that reads files. `reading`: the tool's
-    arguments for the file {path}. `edits`: the agent has no tools, and writes the answer to a
-    file. `reads_pictures`: the tool returns a picture's file as an image.
+    arguments for the file {path}. `edits`: the agent has no tools, and writes the answer to a file.
+    `reads_pictures`: the tool returns a picture's file as an image.
     """
 
     package: str

@@ -139,7 +139,7 @@ class Lives:
 
 
 def told(resumed):
-    """Return all values that a continuing process reads from a log, in a form that can be compared."""
+    """Return all values that a continuing process reads from a log, in a comparable form."""
     answers = {
         name: (
             *(answer.queued, answer.token_ids, answer.logprobs, answer.reason, answer.detail),

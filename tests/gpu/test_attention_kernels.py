@@ -35,8 +35,8 @@ def short_spans():
 
 
 def make(spec, kv, programs=2, **options):
-    """Build a backend without its trial run. If there are more `programs` than tiles, each span is computed
-    separately, as a part.
+    """Build a backend without its trial run. If there are more `programs` than tiles, one program computes
+    each span.
     """
     backend = TritonPagedAttention(spec, kv, **({"kernels": load()} | options))
     backend._programs = programs

@@ -118,8 +118,7 @@ def test_the_rotation_is_torchs(
 ):
     """Rotate part of a wider matrix, with or without a norm and KV blocks.
 
-    The results equal torch's. v, the rest of the wider matrix, and KV slots that the call does not name keep
-    their bits.
+    The results equal torch's. All other values in the matrix and in the KV slots keep their bits.
     """
     _, functions = text_ops.our_rotation()
     generator = torch.Generator().manual_seed(seed)

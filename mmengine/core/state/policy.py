@@ -17,8 +17,8 @@ class Policy(NamedTuple):
     """A scheduling policy.
 
     `prefill_first`: decoding rows wait while prompts can be computed.
-    `num_ahead`: how many of a rank's first values, such as the priority, take precedence over the order of
-    the tenants (core/state/tenants.py).
+    `num_ahead`: the number of leading rank values, such as the priority, that take precedence over the
+    tenants' order (core/state/tenants.py).
     """
 
     rank: Callable[[RequestState | RequestView], tuple[int, ...]]

@@ -113,8 +113,7 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
     """Divide ascending block numbers into runs of consecutive numbers.
 
-    Returns (begin, end, first) for each run: its numbers are at the indices `begin` to `end` (exclusive) in
-    `blocks`, and its first number is `first`.
+    Returns (begin, end, first) for each run: `blocks[begin:end]` is the run, and `first` is its first number.
     """
     begins = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 2) != 1)
     ends = np.append(begins[1:], len(blocks))

@@ -190,7 +190,9 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the response to /health. A reported state gives the same response as the engine's own."""
+    """Return the response to /health. If an engine reported the state, the response equals the engine's own
+    response.
+    """
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"
