@@ -1,4 +1,4 @@
-"""Tests that the commands in docs/tutorials/a_broken_build.md print the output that the page shows."""
+"""Tests that the commands in docs/tutorials/a_broken_build.md print the shown output."""
 
 import json
 import os
@@ -23,8 +23,8 @@ def scripts_of(bug: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Run the page's commands, and return the lines that each prints. The scripts of a bug run in a process
-    of their own, because they patch mmengine.
+    """Run the page's commands, and return each command's printed lines. Each bug's scripts run in a separate
+    process, because they patch mmengine.
     """
     folder = tmp_path_factory.mktemp("broken_build")
     (folder / "examples").symlink_to(ROOT / "examples")

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
 STEPS = 20  # number of steps that `apart` times for each batch
-SLOW_NS = 200_000_000  # a library that needs longer for a schema compiles the schema only once
+SLOW_NS = 200_000_000  # a slower compilation is measured only once
 
 # Keyed by (side, case, kind); a side is a grammar library. Kind "compile": ns for the compilation. Kind
 # "new": ns for each token, in a newly compiled grammar. Kind "known": ns for each token when the same answers

@@ -1,6 +1,6 @@
 """Notices that a log's folder was removed, renamed, replaced or unmounted while the log is being written.
 
-In these cases the writer can still write to its open files, but no other process can find the records.
+The writer can then still write to its open files, but no other process can find the records.
 """
 
 import os
@@ -13,7 +13,7 @@ LOOK_S = 0.5  # minimum time between two checks, in seconds
 class LogPlace:
     """Checks that the log's file names still refer to the files that the writer has open.
 
-    `lock`, `fd`: path and descriptor of the lock file, which shows whether the folder is still the same.
+    `lock`, `fd`: path and descriptor of the lock file.
     """
 
     def __init__(self, lock: Path, fd: int):
@@ -25,9 +25,7 @@ class LogPlace:
         self._segment = segment, os.fstat(fd)
 
     def lost(self) -> str:
-        """Return why new records would be lost, or "". The folder is checked at most every LOOK_S seconds.
-        Thread-safe.
-        """
+        """Return why new records would be lost, or "". Checks at most every LOOK_S seconds. Thread-safe."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_S

@@ -65,7 +65,7 @@ class ReplicaLogs:
         self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _logs_before(self) -> Iterator[Path]:
-        """Yield logs that may contain wanted requests, and logs whose files cannot be examined."""
+        """Yield logs that may contain wanted requests, and unreadable logs."""
         for log in sorted(self._root.iterdir()):
             try:
                 written = [path.stat().st_mtime for path in segment_paths(log)] if log.is_dir() else []
@@ -76,7 +76,7 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until the replica's log shows that no live process can still compute one of these requests."""
+        """Wait until no live process can still compute the requests, according to the replica's log."""
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:

@@ -21,9 +21,8 @@ _WIDE_BYTES = 2**15  # a tile of at least this many bytes gets 8 warps instead o
 def _join(top, mass, total, other_top, other_mass, other_total):
     """Join the softmaxes over two sets of keys.
 
-    A softmax is stored as three values for each query: the highest score (`top`), the sum of the weights
-    (`mass`) and the weighted sum of V (`total`). The code calls fma explicitly, so that all compilations
-    round alike.
+    For each query, `top` is the highest score, `mass` the sum of the weights, and `total` the weighted sum of
+    V. The explicit fma calls make all compilations round alike.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -74,9 +73,7 @@ def _attend_kernel(
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, ..., where n is the number of
-    programs per KV head.
-    """
+    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, … for n programs per KV head."""
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)

@@ -92,7 +92,7 @@ def _linear_kernel(
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps x [t, k] to x weight^T + bias, which is [t, n]. `weight` is [n, k].
+    """Return a function that maps x [t, k] to x weight^T + bias, [t, n]. `weight`: [n, k].
 
     All tensors have one dtype. Sums are computed in float32.
     """

@@ -98,9 +98,7 @@ def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def faster_as_codes(blocks: Iterable[Blocks | None]) -> bool:
-    """Return whether the kernels multiply matrices with these blocks faster as int8 or int4 codes than as
-    blocks.
-    """
+    """Return whether the kernels are faster with int8 or int4 codes than with these blocks."""
     library = native.load()
     numbers = [each.number for each in blocks if each is not None]
     return library is not None and prefers_codes(library, numbers)

@@ -1,5 +1,5 @@
-"""Finds the rows of a plan that sample tokens, counts their accepted drafts, and makes the vectors of pooled
-rows.
+"""Helpers for simulated executors: the rows of a plan that sample tokens, their accepted drafts, and the
+pooled rows' vectors.
 """
 
 from typing import NamedTuple
@@ -18,10 +18,10 @@ class SampledRows(NamedTuple):
     num_known: np.ndarray  # number of known tokens, without drafts
 
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the number of each row's drafts before the row's first wrong draft, as int64 [s].
+        """Return how many drafts each row accepts, int64 [s].
 
-        `input_ids`: the plan's tokens, with the drafts. `tokens`: the model's tokens from `num_known` on, [s,
-        k + 1].
+        `input_ids`: the plan's tokens, drafts included. `tokens` [s, k + 1]: the model's tokens from
+        `num_known` on.
         """
         number = np.arange(tokens.shape[1] - 1)
         there = number < self.num_drafts[:, None]
@@ -32,9 +32,7 @@ class SampledRows(NamedTuple):
 
 
 def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
-    """Return a vector, as float32 [4], for each pooled row. The vectors are computed from `sums` (uint64
-    [t]), one number per token of the plan.
-    """
+    """Return a vector, float32 [4], for each pooled row. `sums`: uint64 [t], a number for each token."""
     last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
     found = []
     for place, _ in plan.pool:

@@ -1,6 +1,4 @@
-"""Maps tensor names to canonical names, for files that transformers 4.5x and 5 write and for files derived
-from them.
-"""
+"""Maps the tensor names that transformers 4.5x and 5 write to canonical names."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""The tensor names of hosted models. This plugin keeps the names in the files, because transformers' own
-conversion mapping renames the tensors later.
-"""
+"""Keeps a checkpoint's tensor names, because transformers renames the tensors when it loads them."""
 
 from mmengine.checkpoint.names import TensorNames
 

@@ -1,4 +1,4 @@
-"""Finds a transformers model's parts: the decoder, and the module that applies the head."""
+"""Finds a transformers model's decoder, LM head, and the module that applies the head."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,10 @@ from mmengine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A transformers model's parts.
+    """A transformers model's modules.
 
     `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to its
-    body's output. `body_name`: the owner's attribute that contains the body. For a text model, `owner` is the
-    whole model.
+    body's output; the whole model for a text model. `body_name`: the owner's attribute for the body.
     """
 
     model: PreTrainedModel
@@ -49,8 +48,8 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
 def _body_name(name: str, owner: PreTrainedModel) -> str:
     """Return the attribute of the body in front of the owner's head. Raises ModelError.
 
-    `name`: the architecture, for messages. The body is the attribute that `base_model_prefix` names. If there
-    is no such attribute (Llama4ForCausalLM), the body is the owner's only inner model.
+    `name`: the architecture, for messages. The body is the attribute `base_model_prefix`, or else the owner's
+    only inner model (Llama4ForCausalLM).
     """
     bodies = [each for each, child in owner.named_children() if isinstance(child, PreTrainedModel)]
     if owner.base_model_prefix in bodies:

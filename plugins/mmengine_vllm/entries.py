@@ -1,8 +1,7 @@
 """Defines the entries that the recorder collects during vLLM's calls: events, and small records. `batches`
-later turns the records of many steps into events at once, which costs vLLM less time.
+later converts the records of many steps into events at once, to save time in vLLM's calls.
 
-A column is int32 as bytes, as in an event. Removing a row from bytes is cheaper than removing a row from a
-NumPy array.
+A column is int32 as bytes, as in an event.
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ NO_ROW = -1
 
 
 class Tracked:
-    """A live request. `chain`: the state of its hashed tokens while it has no row (contents.PseudoIds)."""
+    """A live request. `chain`: the hash state of its tokens while it has no row (contents.PseudoIds)."""
 
     __slots__ = ("request", "row", "chain", "media", "has_adapter", "waits_for_grammar")
 
@@ -28,9 +27,8 @@ class Tracked:
 
 
 class Step:
-    """A step that was decided and whose output has not arrived. `rows`: column of rows, in the order of
-    `ids`. `admitted`: the step admitted this many requests, the last in `ids`. `output`: vLLM's
-    SchedulerOutput; None after the step's output has arrived.
+    """A step in flight. `rows`: column of rows, in the order of `ids`. `admitted`: how many requests the step
+    admitted, the last in `ids`. `output`: vLLM's SchedulerOutput; None after the step's result has arrived.
     """
 
     __slots__ = ("number", "output", "ids", "rows", "admitted", "decided_ns", "host_ns")
@@ -66,8 +64,8 @@ class Decision(NamedTuple):
     """Becomes SCHEDULED.
 
     `rows`: column of rows; None: the rows of the previous step. `num_tokens`, `num_drafts`: one number per
-    row, or None. `block_counts`: how many of `new_blocks` each row gets; None if the numbers follow from the
-    tokens.
+    row, or None. `block_counts`: each row's share of `new_blocks`; None if the token counts determine the
+    share.
     """
 
     rows: bytes | None
@@ -83,8 +81,8 @@ class Result(NamedTuple):
 
     `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes. `counts`: how
     many tokens each row got; None: one each. `names`: the requests in the order of `tokens`; None: as in
-    `rows`. `stale`: (row, request) for requests that were preempted while the step ran and that keep the
-    step's tokens.
+    `rows`. `stale`: (row, request) for requests that were preempted during the step and keep the step's
+    tokens.
     """
 
     step: Step
@@ -100,7 +98,7 @@ class Result(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Becomes DRAFTED. `counts`: how many of `tokens` each of `rows` gets."""
+    """Becomes DRAFTED. `counts`: each row's number of drafts in `tokens`."""
 
     rows: bytes
     tokens: list[int]

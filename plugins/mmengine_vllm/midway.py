@@ -1,10 +1,9 @@
-"""Makes the events with which a log can begin while requests run.
+"""Makes the first events of a log that begins while requests run.
 
-A replay of these events gives the state that vLLM's scheduler has at this moment.
+Their replay gives the current state of vLLM's scheduler.
 
-Up to two artificial steps stand for the earlier history. The first step computes the last token of each
-running row again. The second step is the step in flight. Such a log does not contain the contents of free KV
-blocks.
+Up to two artificial steps replace the earlier history. The first step recomputes each running row's last
+token. The second step is the step in flight. The contents of free KV blocks are unknown.
 """
 
 import numpy as np
@@ -21,11 +20,10 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, int] | None:
-    """Return the events that follow STARTED, and the step number that the next event has in this log.
+    """Return the events that follow STARTED, and the next event's step number.
 
-    Returns None if no events can express the current state: several steps are in flight, or the step in
-    flight contains a request that has ended or lost its row. The recorder must have written all entries
-    before the call.
+    Returns None if several steps are in flight, or if the step in flight contains a request that has ended or
+    was preempted. The recorder must have written all entries before the call.
     """
     steps = list(recorder.in_flight)
     flying = steps[0].output.num_scheduled_tokens if steps else {}
@@ -60,8 +58,8 @@ def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, i
 
 
 def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
-    """Return whether a request has a row, is in no step in flight, and lacks only its last token's
-    computation.
+    """Return whether a request has a row, is in no step in flight, and has computed all tokens except the
+    last.
     """
     request = tracked.request
     if tracked.row == NO_ROW or any(request.request_id in step.ids for step in recorder.in_flight):
@@ -70,13 +68,13 @@ def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
 
 
 def _ids(recorder: Recorder, request: VllmObject) -> np.ndarray:
-    """Return the ids, as in the log, of all tokens of a request, int32."""
+    """Return all token ids of a request as the log contains them, int32."""
     salt = request.request_id if request.prompt_token_ids is None else request.cache_salt or ""
     return recorder.contents.ids(recorder.contents.begin(int64_bytes(request.all_token_ids), salt)[0])
 
 
 def _last_id(recorder: Recorder, tracked: Tracked) -> bytes:
-    """Return the id, as bytes, that the first step samples for a row; b"" if the prompt is not computed."""
+    """Return the token id that the first step samples for a row, as bytes; b"" if it samples none."""
     return _ids(recorder, tracked.request)[-1:].tobytes() if _is_decoding(recorder, tracked) else b""
 
 
@@ -92,7 +90,7 @@ def _queued(recorder: Recorder, tracked: Tracked) -> list[ev.Event]:
 
 
 class _Admissions:
-    """Makes ADMITTED events, in which rows share the blocks and encoder outputs of earlier rows."""
+    """Makes ADMITTED events. Later rows share the blocks and encoder outputs of earlier rows."""
 
     def __init__(self, recorder: Recorder, scheduler: VllmObject):
         self._recorder, self._blocks_of = recorder, scheduler.kv_cache_manager.get_block_ids
@@ -121,9 +119,7 @@ class _Admissions:
         )
 
     def _blocks(self, of_groups: tuple[list[int], ...], computed: int) -> tuple[list[int], list[int]]:
-        """Return a request's blocks as (blocks that other rows may share, other blocks). `computed`: how many
-        tokens have KV.
-        """
+        """Return a request's blocks as (shared blocks, new blocks). `computed`: number of tokens with KV."""
         if not self._groups:
             blocks = of_groups[self._recorder.group]
             shared = (place for place, block in enumerate(blocks) if block not in self._taken)

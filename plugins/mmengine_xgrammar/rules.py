@@ -1,7 +1,6 @@
 """Builds a grammar in EBNF (the GBNF dialect that xgrammar reads), rule by rule.
 
-Every character except ASCII letters and digits is written as its code point, so that no text is mistaken for
-syntax.
+Text characters except ASCII letters and digits are written as code points, to escape syntax.
 """
 
 from os.path import commonprefix
@@ -10,10 +9,11 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
-# Maximum number of counted repetitions. Each costs xgrammar 18 to 40 ms if the vocabulary has 150,000 tokens.
+# Maximum number of counted repetitions. Each repetition costs xgrammar 18 to 40 ms with a vocabulary of
+# 150,000 tokens.
 MAX_COUNTED = 128
 FEW_WORDS = 8
-MAX_DEPTH = 200  # Maximum recursion depth when words are grouped by their common beginnings.
+MAX_DEPTH = 200  # Maximum recursion depth of `words`.
 EMPTY = '""'
 
 
@@ -32,7 +32,7 @@ class Rules:
         return self._names[body]
 
     def tail(self, end: str) -> str:
-        """Return `end` as a single symbol, so that it can be repeated after several alternatives."""
+        """Return `end` as a single symbol, which several alternatives can repeat."""
         return end if " " not in end else self.add(end)
 
     def reserve(self) -> str:
@@ -55,13 +55,12 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def counted(self, ways: list[str], low: int, high: int | None, end: str = EMPTY) -> str:
-        """Return an expression for `low` to `high` items followed by `end`. Each item matches one of `ways`.
-        `high` None means no maximum.
+        """Return an expression for `low` to `high` items (None: no maximum) followed by `end`. Each item
+        matches an alternative in `ways`, none of which may match the empty text.
 
-        Each count has its own rule, and an unbounded repetition is a rule that refers to itself. With
-        xgrammar's own {low,high} and *, masks would take milliseconds if the body is more than a character
-        set, if several repetitions are adjacent, or if groups are nested. No item of `ways` may match the
-        empty text.
+        Each count has its own rule, and an unbounded repetition is a recursive rule. With xgrammar's own
+        {low,high} and *, masks would take milliseconds for nested groups, adjacent repetitions, and bodies
+        beyond a character set.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high
@@ -78,7 +77,7 @@ class Rules:
         return self._names[body]
 
     def words(self, words: list[str], depth: int = 0) -> str:
-        """Return an expression for any of `words`. Common beginnings are written once, because xgrammar
+        """Return an expression for any of `words`. Common prefixes are written once, because xgrammar
         compares all alternatives with each other.
         """
         if len(words) <= FEW_WORDS or depth >= MAX_DEPTH:

@@ -1,5 +1,5 @@
-"""Serves prescribed answers, so that agents run their tools. The first answer calls the agent's tool, and the
-next answer repeats the tool's results. No model is needed.
+"""A server with scripted answers, for tests of coding agents. The first answer calls the agent's tool, and
+the next answer repeats the tool's results.
 """
 
 import json
@@ -18,7 +18,7 @@ EDITED = "note-edited"
 
 
 class Script(EchoProcessor):
-    """A processor that prepares the next answer as the prompt, which SaysPrompt returns."""
+    """A processor whose prompt is the next scripted answer. SaysPrompt returns this prompt as the answer."""
 
     def __init__(self, agent: Agent, work: str):
         self._agent, self._work = agent, work

@@ -1,5 +1,5 @@
-"""Drives an engine as a host's loop does: separate calls begin and finish each step (its two halves). The
-host proposes drafts after the step's result.
+"""Drives an engine as a host such as vLLM does: separate calls begin and finish each step. The host proposes
+drafts after the step's result.
 """
 
 import random
@@ -20,7 +20,7 @@ EOS_IN = 7
 
 
 class LateDrafts(SimulatedExecutor):
-    """A simulated executor that keeps a step's drafts back until the host asks for them."""
+    """A simulated executor that returns a step's drafts only when the host asks."""
 
     def __init__(self, config: EngineConfig):
         super().__init__(config, eos_in=EOS_IN, check_kv=True)
@@ -47,7 +47,7 @@ class LateDrafts(SimulatedExecutor):
 
 
 def host_config(seed: int) -> EngineConfig:
-    """Return small settings under which a host may drive an engine: drafts only if steps do not overlap."""
+    """Return a small config for a host-driven engine, with drafts only if steps do not overlap."""
     config = small_config(random.Random(seed))
     changes = {"draft_policy": "auto"} if config.max_in_flight == 1 else {"num_draft_tokens": 0}
     if config.max_in_flight > 1:
@@ -58,8 +58,8 @@ def host_config(seed: int) -> EngineConfig:
 def run_in_halves(
     config: EngineConfig, seed: int, folder: Path, num_requests: int = 12
 ) -> list[tuple[list[int], bool, list[int]]]:
-    """Run random requests, some of which are cancelled. Return for each request its reference tokens,
-    whether its answer is whole, and its tokens.
+    """Run random requests and cancel some. Return (reference tokens, whether the answer is complete, tokens)
+    for each request.
     """
     rng, executor = random.Random(seed), LateDrafts(config)
     core = HostDrivenCore(config, executor, sink=LogWriter(folder))

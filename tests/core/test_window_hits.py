@@ -1,4 +1,4 @@
-"""Tests the search for prefix hits in a model with sliding-window layers against a loop over all counts."""
+"""Tests the search for prefix hits in a model with sliding-window layers against a brute-force loop."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ MISSING = st.sampled_from(["few", "many", "end", "start"])
 
 
 def view_of(windows, count, missing, rng):
-    """Return a view of a pool with `count` hits, of which some have no block in a group with a window."""
+    """Return a view of a pool with `count` hits. Some hits lack their block in a group with a window."""
     groups = (BlockGroup(0, (0,)), *(BlockGroup(window, (n,)) for n, window in enumerate(windows, 1)))
     pool = BlockPool(1 + count * len(groups), SIZE, SIZE, len(windows))
     config = settings_of(
@@ -44,7 +44,7 @@ def view_of(windows, count, missing, rng):
 
 
 def longest_hits(view, windows, hits):
-    """Return the hits of the longest prefix whose windows are all cached, from a loop over all counts."""
+    """Return the hits for the longest prefix whose windows are all cached, by brute force."""
     blocks = view.blocks.find_windows(np.asarray(view.blocks.content[hits])).tolist()
     for count in range(len(hits), 0, -1):
         first = [max(0, count * SIZE - window + 1) // SIZE for window in windows]

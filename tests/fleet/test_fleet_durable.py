@@ -1,4 +1,4 @@
-"""Background responses and batches survive the ends of a fleet's ingress and replicas."""
+"""Background responses and batches survive the loss of a fleet's ingress and replicas."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ from tests.server.test_server_responses_kept import ended as response_ended
 
 
 def tokens_given(root):
-    """Return, for each replica, how many answer tokens its requests already had when the replica got them."""
+    """Return how many answer tokens each replica received with its requests."""
     found = {}
     for log in root.iterdir():
         if log.name != INGRESS:
@@ -98,7 +98,7 @@ def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
 
 
 def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
-    """A live replica may still log the request later. A dead replica never will."""
+    """A live replica may still log the request; a dead replica cannot."""
 
     async def heard():
         alive = LogWriter(tmp_path / "a")

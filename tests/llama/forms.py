@@ -1,6 +1,4 @@
-"""Forty texts for structured output: eight realistic JSON schemas, and for each schema five texts that state
-all values.
-"""
+"""Eight realistic JSON schemas, and for each schema five texts that state all values."""
 
 
 def of(required, **properties):

@@ -1,5 +1,5 @@
-"""Tests that SmolLM2 gives the answers of transformers (greedy tokens and log-probabilities), that JSON
-schemas are followed, and that the log verifies.
+"""Tests SmolLM2: tokens and log-probabilities equal transformers', answers follow JSON schemas, and the log
+verifies.
 """
 
 import json
@@ -45,10 +45,9 @@ def few(tmp_path_factory):
 class Judged(NamedTuple):
     """A comparison of answers with transformers' log-probabilities.
 
-    `parted`: for each answer whose tokens are not all the likeliest, the first token that is not the
-    likeliest, as (prompt number, token index, difference between its log-probability and the likeliest
-    token's). `difference`: the largest difference between the engine's and transformers' log-probability of a
-    token.
+    `parted`: the first token in each answer that is not the likeliest, as (prompt number, token index,
+    log-probability lost). `difference`: the largest difference between the engine's and transformers'
+    log-probabilities.
     """
 
     parted: list[tuple[int, int, float]]
@@ -74,8 +73,8 @@ def test_there_are_200_different_prompts():
 
 
 def test_greedy_tokens_and_their_log_probabilities_are_transformers(network, few):
-    """Each token is the likeliest one in transformers' network, given the preceding tokens. By induction the
-    tokens equal those of `generate`.
+    """Each token is transformers' likeliest token after the preceding tokens, so the answer equals
+    `generate`'s.
     """
     assert few["greedy"][0].text == "The capital of France is Paris."
     parted, difference = judged(network, few["greedy"])
@@ -99,8 +98,8 @@ def test_the_log_verifies(few):
 
 
 def test_the_default_dtype_answers_the_first_question(few):
-    """The default dtype answers the README's first question as float32 does. On CPUs without bfloat16
-    instructions it is float32, with the weights as stored.
+    """The default dtype gives float32's answer to the README's first question. On CPUs without bfloat16
+    instructions, the default dtype is float32.
     """
     library = native.load()
     if library is None:

@@ -57,9 +57,7 @@ def test_a_session_answers_like_one_request_with_its_adapter(made, tmp_path):
 
 
 def test_a_session_keeps_its_adapter_after_a_kill(made, tmp_path):
-    """The adapter of a resumed session comes from the log, since the client does not name it again. The KV
-    blocks are lost, and the image is restored from the log.
-    """
+    """A resumed session's adapter and image come from the log."""
     with engine_of(made, tmp_path / "live", made[1]) as engine:
         session = engine.session("s", adapter="tower")
         session.append(SHOWN)

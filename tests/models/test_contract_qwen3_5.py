@@ -1,5 +1,5 @@
-"""Runs the plugin contract for the Qwen3.5 family: dense models and mixtures of experts, with images and
-text-only.
+"""Runs the plugin contract's tests for the Qwen3.5 family: dense and mixture-of-experts models, with and
+without images.
 """
 
 from mmengine.testing.contract import PluginContract
@@ -7,9 +7,9 @@ from mmengine_qwen3_5 import plugin
 from tests.models import test_contract_qwen3_vl
 from tests.qwen3_5.tiny import make_text, make_whole
 
-# For a row's first tokens, a delta net's head outputs (q'k) beta v. The norm removes the magnitude and keeps
-# the sign of q'k. If q'k is near 0, bfloat16 rounding can flip the sign. On this model, transformers in
-# bfloat16 differs by 80 steps from transformers in float32.
+# On a row's first tokens, a delta net's head outputs (q'k) beta v, and the norm then keeps only the sign of
+# q'k. If q'k is near 0, bfloat16 rounding can flip the sign. On this model, transformers in bfloat16 differs
+# by 80 steps from transformers in float32.
 NEAR_STEPS = 32
 
 

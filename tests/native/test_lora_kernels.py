@@ -56,8 +56,8 @@ def test_sums(library, dtype, m, k, sizes):
 
 @DTYPE
 def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
-    """The part for q and its gates becomes two parts, because q and the gates are not adjacent in y. Both
-    parts share matrix a, which is stored once, as LoraPair.num_bytes assumes.
+    """q and its gates are not adjacent in y, so they become two LoraParts. Both share matrix a, which is
+    stored once.
     """
     config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
     both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)

@@ -1,5 +1,5 @@
-"""Tests that commit subjects have the form `area: imperative summary`, beginning after the commit that added
-this file.
+"""Tests that commit subjects have the form `area: imperative summary`. Commits before this file are not
+checked.
 """
 
 import re
@@ -41,9 +41,7 @@ def git(*arguments: str) -> list[str]:
 
 
 def new_subjects() -> list[str]:
-    """Return the subjects of all commits after the commit that added this file; [] if the checkout lacks that
-    history.
-    """
+    """Return the subjects of all commits after this file's first commit; [] without that history."""
     if git("rev-parse", "--is-shallow-repository") != ["false"]:
         return []
     here = Path(__file__).relative_to(ROOT).as_posix()

@@ -1,5 +1,5 @@
-"""Tests that the files in deploy/ use existing options, paths and limits, and that docs/how-to/deploy.md
-shows the same files.
+"""Tests that the files in deploy/ use existing options, paths and limits, and equal the files in
+docs/how-to/deploy.md.
 """
 
 import re

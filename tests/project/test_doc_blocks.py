@@ -44,7 +44,7 @@ RUN = {
     ("docs/how-to/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,
 }
-# Maps blocks to tests that read the document with a parser of their own.
+# Maps blocks to tests that read the document with their own parser.
 RUN_ELSEWHERE = {
     ("README.md", "console"): "tests/test_readme.py",
     ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
@@ -68,8 +68,8 @@ AN_AGENT = "it needs the agent; tests/server/test_server_agents.py sends its req
 VLLM = "it needs vLLM's environment; `make vllm` makes one"
 VLLM_FAULTS = "it needs vLLM; tests/vllm/test_vllm_fault_examples.py runs it in that environment"
 RAY = "it needs Ray; `make ray` runs a similar command"
-# Blocks that no test here runs, with the reason. A key is a document and the beginning of a command. For a
-# block without commands, the key has the beginning of the block.
+# Blocks that no test runs, with the reason. Key: document, and the beginning of a command or of a block
+# without commands.
 NOT_RUN = {
     ("CONTRIBUTING.md", "git clone …"): "the checkout exists already",
     ("CONTRIBUTING.md", "make check"): ITSELF,
@@ -187,7 +187,7 @@ NOT_RUN = {
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
-# Examples that appear in no document's code blocks, and the tests that run them.
+# Examples outside the documents' code blocks, and their tests.
 EXAMPLES = {
     "stream.py": "tests/test_readme.py",
     "receipts.py": "tests/test_readme.py",

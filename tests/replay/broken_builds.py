@@ -23,7 +23,7 @@ def over_budget(within: Callable) -> Callable:
 
 
 def hits_twice(cached_prefix: Callable) -> Callable:
-    """List the cached blocks twice, cut to the number of blocks that a prefix hit may have."""
+    """List the cached blocks twice, up to the maximum number for a prefix hit."""
 
     def doubled(view, req_state):
         cached = cached_prefix(view, req_state)
@@ -33,7 +33,7 @@ def hits_twice(cached_prefix: Callable) -> Callable:
 
 
 def crashing(within: Callable) -> Callable:
-    """Raise IndexError when exactly three rows want more tokens together than the budget."""
+    """Raise IndexError if exactly three rows together want more tokens than the budget."""
 
     def crash(wanted, budget):
         if len(wanted) == 3 and int(wanted.sum()) > budget:
@@ -63,8 +63,8 @@ def planted(name: str) -> Iterator[None]:
 
 
 def write_restarted(folder: Path, num_requests: int = 12) -> Path:
-    """Serve requests with the bug `crashing` until the engine dies, continue without the bug, as after a
-    restart, and return the log's folder.
+    """Serve requests with the bug `crashing` until the engine dies, then recover without the bug. Return the
+    log's folder.
     """
     config = settings_of(token_budget=16, max_num_seqs=4, num_blocks=65, checkpoint_interval=16)
     sink = LogWriter(folder)
@@ -83,10 +83,9 @@ def write_restarted(folder: Path, num_requests: int = 12) -> Path:
 
 
 def write_broken(folder: Path, name: str, num_requests: int = 24) -> Path:
-    """Serve requests with a planted bug, and return the log's folder. An engine that dies leaves the log
-    without its end, as a killed server does.
+    """Serve requests with a planted bug, and return the log's folder. If the engine dies, the log has no end.
 
-    Every third request repeats an earlier prompt, so that there are prefix hits.
+    Three requests each share a prefix, for prefix cache hits.
     """
     config = settings_of(token_budget=16, max_num_seqs=4, num_blocks=65, checkpoint_interval=16)
     alive = folder.with_name(f"{folder.name}-alive")

@@ -1,6 +1,6 @@
-"""Tests that verify derives vLLM's decisions from a recorded log, by the rules of vLLM's version.
+"""Tests that `verify` derives vLLM's decisions in a recorded log with the rules for vLLM's version.
 
-The recording is of vLLM 0.32 serving a small checkpoint: 20 requests, 12 with images, 10 preemptions.
+vLLM 0.32 served a small checkpoint for the recording: 20 requests, 12 with images, 10 preemptions.
 """
 
 import gzip
@@ -175,7 +175,7 @@ def test_a_row_without_a_request_is_named(records, tmp_path):
 
 
 def test_requests_that_are_never_admitted_are_named(lines, tmp_path):
-    """A call that schedules nothing leaves no event, so the log of a scheduler that hangs just ends."""
+    """A scheduler that hangs writes no event, so its log just ends."""
     last = max(n for n, line in enumerate(lines) if line["op"] == "add")
     end = last + next(n for n, line in enumerate(lines[last:]) if line["op"] == "schedule")
     waits = lines[last] | {"id": "hung"}
@@ -190,7 +190,7 @@ def test_requests_that_are_never_admitted_are_named(lines, tmp_path):
 
 
 def test_the_invariants_of_the_recorded_state_are_checked(records, folder, tmp_path):
-    """A block that two requests hold breaks an invariant of the recorded state, whatever the rules say."""
+    """A block that two requests hold breaks an invariant."""
     assert verify(folder, invariants=True).ok
     index = find(records, ev.Scheduled, lambda event: len(event.new_blocks) == 4)
     admitted = next(each.event for each in records if isinstance(each.event, ev.Admitted))

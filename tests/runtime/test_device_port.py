@@ -21,9 +21,8 @@ from mmengine.serve.prompt.prompt import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
-# Lines outside the device's file that may name CUDA: the device types that kernels are compiled for, the
-# registry's entry, install hints with the extra "cuda", and the device names that transformers' options
-# `device` and `device_map` accept.
+# Lines outside the device's file that may name CUDA: the kernels' device types, the registry's entry, install
+# hints, and the pipeline's device names.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
     "mmengine/runtime/attention/flashinfer_capability.py": 'install_hint("cuda")',
@@ -58,7 +57,7 @@ class Counted(DoneEvent):
 
 
 class Ours(CpuDevice):
-    """A device whose tensors are on the CPU, but which is asynchronous and has its own memory, like a GPU."""
+    """A CPU device that claims to be asynchronous and to have its own memory, like a GPU."""
 
     kind = "ours"
     is_async = has_own_memory = True

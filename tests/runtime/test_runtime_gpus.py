@@ -1,4 +1,4 @@
-"""Tests of the errors that say why a GPU cannot be used, with messages that torch gives on other machines."""
+"""Tests the errors for GPUs that cannot be used, with torch's messages from other machines."""
 
 import pytest
 import torch

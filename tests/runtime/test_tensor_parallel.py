@@ -1,5 +1,5 @@
-"""Tests of a model that is sharded over two processes on a CPU: tokens equal those of one process, and
-failures of a rank are reported.
+"""Tests tensor parallelism over two CPU processes: tokens equal a single process's, and a rank's failures are
+reported.
 """
 
 import os
@@ -57,15 +57,15 @@ def wanted(asked):
 
 
 def fail_once(executor):
-    """Let rank 0 fail in its ninth step, before any exchange. The ranks must stay in step."""
+    """Let rank 0 fail in its ninth step, before any exchange. The ranks must stay synchronized."""
     executor._runner.launch = fail_at(9, executor._runner.launch)
 
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Return a function that lets two ranks capture their steps from now on, and returns rank 0's recorder.
+    """Return a function that turns on graph capture for two ranks and returns rank 0's recorder.
 
-    Its arguments are the numbers of the capture and of the step that fail on rank 1 (0: none).
+    Arguments: the number of the capture and the number of the step that fail on rank 1 (0: none).
     """
 
     def begin(capture=0, step=0):
@@ -92,8 +92,8 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # rank 0 encodes im
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """A step fails on rank 0 and, if steps are replayed, another step fails on rank 1. The rank that does not
-    fail still runs the step.
+    """A step fails on rank 0 and, with replays, another step fails on rank 1. The healthy rank still runs the
+    step.
 
     Images are encoded on rank 0, where encoder calls are replayed too.
     """

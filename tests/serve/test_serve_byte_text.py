@@ -1,4 +1,4 @@
-"""Texts that are decoded from byte tokens piece by piece equal the decoding of the whole answer."""
+"""Tests that incremental decoding of byte tokens gives the same text as decoding the whole answer."""
 
 import pytest
 from hypothesis import given

@@ -225,7 +225,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
     requests.write_text("\n".join(map(json.dumps, lines)))
 
     class Kept:
-        """Gives the module's engine to the batch, and does not let the batch close it."""
+        """Gives the module's engine to the batch, which must not close the engine."""
 
         def __enter__(self):
             return engine

@@ -2,7 +2,7 @@
 or as URLs that the server fetches.
 
 `python -m tests.server.health_under_images [--by-url] [options of the server]`. The server, the sender and
-this process, which probes the server, are separate processes.
+the probe run in separate processes.
 """
 
 import base64
@@ -77,8 +77,8 @@ def pages(images: list[tuple[str, bytes]]) -> int:
 
 
 def send(by_url: bool) -> None:
-    """Print the page server's port and the sizes of the images, read the model server's port from stdin, send
-    all images, and print the statuses of the answers.
+    """Send all images to the model server, whose port is read from stdin. Prints two JSON lines: first the
+    page server's port and the image sizes, then the response statuses.
     """
     images = [encoded(seed) for seed in range(8)]  # Eight images are sent in turn.
     page_port = pages(images) if by_url else 0

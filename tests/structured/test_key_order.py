@@ -85,9 +85,7 @@ def test_the_schemas_order_can_be_kept() -> None:
 
 @pytest.mark.parametrize("groups", [2, 5])
 def test_keys_of_the_base_and_of_branches_are_mixed(groups: int) -> None:
-    """If several schemas apply to a value, no schema says which keys come first, even if all keys are
-    required.
-    """
+    """If several schemas apply to an object, its keys may come in any order."""
     ends = ["", "'", "''"]
     parts = [nulls(*(f"{at}{end}" for end in ends)) | {"required": [f"{at}"]} for at in range(groups)]
     must = {"required": [f"{at}{end}" for end in ends[1:] for at in range(groups)]}

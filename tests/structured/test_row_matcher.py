@@ -1,6 +1,4 @@
-"""Test that a row with draft grammars, which consumes drafts when they are proposed, allows the same tokens
-as the masks of its grammar.
-"""
+"""Test that a row with draft grammars allows the same tokens as a row that uses only masks."""
 
 from random import Random
 
@@ -134,9 +132,7 @@ class Plain:
 
 
 def ahead_of(plain, draw, most):
-    """Return tokens that the row may generate next, some spelled differently than by the tokenizer, and
-    perhaps a forbidden token at the end.
-    """
+    """Return random tokens that the row may generate next, perhaps with a forbidden token at the end."""
     ahead, probe = [], plain.rows._rows[0].matcher()
     taken = 0
     for _ in range(draw(st.integers(0, most))):
@@ -180,8 +176,8 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
-    """Walk randomly through draft grammars. Their white space must be as json.dumps writes it. Draft
-    grammars written in Lark once skipped any amount of white space (found with seed 1000559).
+    """Draft grammars must have json.dumps's white space. In Lark, they once skipped any amount of white space
+    (found with seed 1000559).
     """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")
@@ -215,8 +211,8 @@ class Panicking:
 
 @pytest.mark.parametrize("executor", [None, Panicking()], ids=["alone", "behind a panic"])
 def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
-    """Fill masks after drafts, and then after another text with the same amount of white space: llguidance
-    once returned the mask of the drafts (found with seed 21795).
+    """llguidance once returned the drafts' mask again after another text with as much white space (found with
+    seed 21795).
     """
     made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
     monkeypatch.setattr(made, "_executor", executor)

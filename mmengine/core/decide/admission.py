@@ -1,4 +1,4 @@
-"""Admission: decides which waiting request starts next, and which KV blocks and encoder work it gets."""
+"""Decides which waiting request starts next, and its KV blocks and encoder work."""
 
 from collections.abc import Callable
 
@@ -25,8 +25,7 @@ class Admission:
     """Admits waiting requests by this engine's rules. A subclass may override the methods below the comment
     "Rules that a subclass may override".
 
-    `stops_at_encoder`: whether a request whose media exceed the encoder's limits also blocks all later
-    requests.
+    `stops_at_encoder`: whether a request that must wait for the encoder also blocks all later requests.
     """
 
     stops_at_encoder = False
@@ -127,8 +126,9 @@ class Admission:
         return whole_chunk(view, req_state, start.num_computed, length)
 
     def cut(self, view: View, draft: EncoderDraft, req_state: RequestView, start: Start, length: int) -> int:
-        """Cut the first chunk before the first media item that exceeds the encoder's limits, and return the
-        chunk's new length. 0: the request cannot start in this step."""
+        """Return the first chunk's length up to the first media item that exceeds the encoder's limits. 0:
+        the request cannot start in this step.
+        """
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         return whole_chunk(view, req_state, start.num_computed, length) if length else 0
 

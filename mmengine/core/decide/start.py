@@ -1,5 +1,6 @@
 """Finds the first token that a waiting request must compute. Earlier tokens come from prefix hits, from the
-shared prompt of the request's group, or from KV that is swapped in from the host."""
+group leader's prompt, or from KV in host memory.
+"""
 
 from typing import NamedTuple
 
@@ -40,8 +41,9 @@ _NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
 
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
-    """Return where the request can start. Returns None while the request waits for its grammar, for a block
-    store, or until its group's leader has computed the prompt."""
+    """Return where the request can start. Returns None while the request waits for its grammar, a block
+    store, or its group leader's prefill.
+    """
     if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
@@ -82,7 +84,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     """Return a start that shares the group leader's blocks.
 
     The request computes only the last prompt token; with atomic runs, the whole run that contains this token.
-    Full blocks before the first computed token are shared; a partly filled block is copied. Returns None
+    Full blocks before the first computed token are shared; a partly shared block is copied. Returns None
     until the leader has computed the prompt, and `_NOTHING_SHARED` if nothing can be shared.
     """
     leader = view.requests.get(req_state.request.group)
@@ -107,9 +109,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether both requests have equal prompts, media, cache salts and adapters, so that they can
-    share KV.
-    """
+    """Return whether both requests have equal prompts, media, cache salts and adapters."""
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media
@@ -120,14 +120,15 @@ def _same_prompt(one: RequestView, other: RequestView) -> bool:
 
 
 def _scores_prompt(req_state: RequestView) -> bool:
-    """Return whether the model must compute the whole prompt because the request wants prompt logprobs."""
+    """Return whether the whole prompt must be computed for prompt logprobs."""
     is_wanted = req_state.request.sampling.prompt_logprobs is not None
     return is_wanted and len(req_state.tokens) == req_state.num_prompt
 
 
 def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the cached blocks, int32, that hold the request's first tokens. The last token is never cached,
-    because the model must compute its logits."""
+    """Return the cached blocks, int32, for the request's first tokens. The last token is always computed, for
+    its logits.
+    """
     size = view.block_size
     count = (len(req_state.tokens) - 1) // size
     if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):

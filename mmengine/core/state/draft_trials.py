@@ -9,9 +9,9 @@ trial's loss is small compared with the time since drafts were turned off.
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
 
 SOONEST, LATEST = 512, 8192  # minimum and maximum time before the next trial, in steps without drafts
-SHARE = 128  # the time until the next trial is at least SHARE times the loss of the last trial
-# A trial ends when its loss exceeds the time of this many steps without drafts. Until ENOUGH_DRAFTED steps
-# have verified drafts, twice this loss is allowed.
+SHARE = 128  # the next trial waits at least SHARE times the last trial's loss
+# Maximum loss in a trial, in steps without drafts. Until ENOUGH_DRAFTED steps have verified drafts, twice
+# this loss is allowed.
 TOO_MUCH = 6
 KEPT_GAIN = 8  # maximum gain, in steps without drafts, that can offset later losses
 MOST_NS = 1 << 60

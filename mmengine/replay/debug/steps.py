@@ -109,9 +109,8 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
-    """Return the open or next step's number, its logged decisions from this position on, this build's
-    decisions from the same state, and an error. The error is the exception that this build's rules raised, as
-    text, or "".
+    """Return (number, logged decisions, this build's decisions, error) for the open or next step. Both lists
+    begin at this position. The error is the exception that this build raised, as text, or "".
     """
     logged: list[ev.Event] = []
     step = -1

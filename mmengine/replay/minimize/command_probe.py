@@ -122,7 +122,7 @@ def _telling_line(said: str) -> str:
 
 
 def _is_own(parts: list[str]) -> bool:
-    """Return whether the command is mmengine with a subcommand that only reads a log."""
+    """Return whether the command is an mmengine command that only reads a log."""
     if len(parts) < 3 or parts[1] != "log" or parts[2] not in OWN_VERBS:
         return False
     if {"--repair", "--follow", "-f"} & {*parts}:

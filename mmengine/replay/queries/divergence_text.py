@@ -1,5 +1,5 @@
-"""Describes a divergence between a log and a replay for people: the logged and the derived decision, the rule
-that probably differs, and the commands to run next.
+"""Describes a divergence between a log and a replay as text: both decisions, the likely rule, and the
+commands to run next.
 """
 
 import shlex
@@ -65,7 +65,7 @@ _KINDS = {
 
 
 def likely_rule(found: Divergence) -> str:
-    """Return a clause with the rule that probably differs between the two builds, or that the log breaks."""
+    """Return a clause with the rule that probably differs, or that the log breaks."""
     if found.rule:
         return found.rule
     if found.broken is not None:

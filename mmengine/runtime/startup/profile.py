@@ -24,8 +24,8 @@ SAMPLING_COPIES = 5
 class Peaks:
     """The measured peaks of memory use."""
 
-    layers: int  # bytes for all layers, logits and sampling over token_budget tokens
-    encoder: int  # bytes for the encoder over encoder_budget embeddings
+    layers: int  # bytes for layers, logits and sampling with token_budget tokens
+    encoder: int  # bytes for the encoder with encoder_budget embeddings
     graphs: int = 0  # bytes for the largest captured step's layers and the largest captured encoder pass
 
 

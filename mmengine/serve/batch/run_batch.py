@@ -86,8 +86,8 @@ def run_batch(
     in flight, so that the engine's queue never fills up. If the log contains a previous process's request
     with a job's id, the job resumes this request.
 
-    The log keeps an answer until the caller takes the next answer, or with `received` False until the caller
-    calls `engine.requests.delivered`. After `drain` is set, no further job is submitted, and running jobs
+    The log keeps an answer until the caller takes the next answer. With `received` False, the caller must
+    call `engine.requests.delivered`. After `drain` is set, no further job is submitted, and running jobs
     finish. Setting `stop`, or leaving the iteration early, cancels running jobs. Raises InvalidRequest if
     other submitted requests are running, since the batch would lose these requests' outputs.
     """
@@ -129,7 +129,7 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
         yield outputs()
     finally:
         engine.cancel(request_id)
-        # Step until the cancelled request has ended, since a running request blocks generate and run_batch.
+        # Step until the cancelled request has ended. A running request would block generate and run_batch.
         while request_id in engine.requests and engine.has_work:
             engine.check_stall(ABANDON_LIMIT_S)
             step()
@@ -213,7 +213,7 @@ class _Batch:
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
         """Prepare a prompt on a worker thread, as soon as media memory is free.
 
-        The job that is submitted next does not wait, because later jobs' pixels may already fill the memory.
+        The next job to submit does not wait, because later jobs' pixels may fill the memory.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)

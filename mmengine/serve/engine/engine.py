@@ -228,7 +228,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
     def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
-        """Register `listener`, which is called for each queued image or video that takes long to encode."""
+        """Register `listener` for queued images and videos that take long to encode."""
         self._submission.on_large_media = listener
 
     @property
@@ -346,7 +346,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return f"a step made no progress for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
-        """Record in the log that the step hangs, and close the log, so that another engine can continue it.
+        """Record in the log that the step hangs, and close the log for another engine.
 
         Called on another thread. Returns True if the log is closed; this engine must not be used afterwards.
         Does nothing and returns False if the step does not hang in a call to the device.

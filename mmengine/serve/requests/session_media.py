@@ -2,7 +2,7 @@
 
 With a media store, the media are in files beside the log. Without a store, the compressed bytes stay in
 memory, or the pixels if the caller passed pixels. Media that a request drops are kept until the session's
-next request, because a failed request restores the session's earlier state.
+next request, in case the request fails.
 """
 
 from collections.abc import Callable, Iterable, Sequence

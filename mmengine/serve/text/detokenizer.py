@@ -15,8 +15,8 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # maximum number of tokens that are added at once; a window with more tokens is shortened
-# Number of tokens that stay in the window: a character has at most four bytes and thus four tokens.
+WINDOW = 16  # maximum number of tokens that are added at once; a longer window is shortened
+# Minimum number of tokens that stay in the window: a character has at most four bytes.
 CONTEXT = 4
 
 

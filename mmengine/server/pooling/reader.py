@@ -38,8 +38,8 @@ from mmengine.server.pooling.schemas import (
 )
 from mmengine.server.settings import ServerSettings
 
-# Marks the requests of pooling calls in the log. Clients cannot reattach to a pooling request, so a process
-# that resumes the log cancels the pooling requests.
+# Marks pooling requests in the log. A process that resumes the log cancels them, because clients cannot
+# reattach to them.
 ENVELOPE = b'{"pooled":true}'
 _B = TypeVar("_B", bound=PooledBody)
 _E = TypeVar("_E", bound=EmbeddingBody)
@@ -136,8 +136,8 @@ class PooledReader:
         return [each for each in given if not isinstance(each, int)]
 
     def _conversation(self, body: EmbeddingBody) -> list[dict[str, object]]:
-        """Return the body's messages. For a model that embeds images, the model's system message comes first,
-        unless the client sent a system message.
+        """Return the body's messages. If the model embeds images and the client sent no system message, adds
+        the model's.
         """
         messages: list[dict[str, object]] = list(body.messages or ())
         if not self._model.has_media or any(each.get("role") == "system" for each in messages):
@@ -222,8 +222,8 @@ class PooledReader:
         return model, mine
 
     def _pairs(self, queries: list[FieldPath], documents: list[FieldPath]) -> Places:
-        """Return the input path for each job in a ScoreCall. An embedding model has a job per query and a job
-        per document. A reranker has a job per pair.
+        """Return each job's input path for a ScoreCall. An embedding model has a job per query and per
+        document; a reranker has a job per pair.
         """
         return Places([*queries, *documents] if self._model.task == "embed" else documents)
 
@@ -243,8 +243,8 @@ class PooledReader:
         return jobs
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        """Return a conversation after the checks for chat calls, which apply the server's limits on images
-        and URLs. Other prompts are returned unchanged.
+        """Apply the server's limits on images and URLs to a conversation. Other prompts are returned
+        unchanged.
         """
         if prompt.messages is None:
             return prompt

@@ -1,9 +1,10 @@
-"""Converts custom tools in the Responses API to functions, and the calls of these functions back to text
-inputs. The input of a custom tool is a text instead of named arguments.
+"""Converts custom tools in the Responses API to functions, and their calls to text inputs. A custom tool
+takes
+a text instead of named arguments.
 
-The model calls a custom tool as a function with a single argument. The response contains this argument's
-text. Sampling enforces the tool's regular expression or Lark grammar on this text. A grammar that cannot be
-enforced is refused, or is ignored on a lenient server.
+The model calls a function with a single argument, and the response contains this argument's text. Sampling
+enforces the tool's regular expression or Lark grammar on this text. A grammar that cannot be enforced is
+refused, or is ignored on a lenient server.
 """
 
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ def _trouble_of(lark: str) -> str:
 
 
 def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
-    """Return the Lark grammars that can be enforced. The key is the name of the custom tool."""
+    """Return the Lark grammars that can be enforced, keyed by custom tool name."""
     found: dict[str, str] = {}
     for tool in tools:
         form = tool.get("format")
@@ -104,9 +105,7 @@ def custom_names(tools: msgspec.Raw) -> frozenset[str]:
 
 
 def call_input(arguments: str) -> str:
-    """Return the input text in the arguments of a tool call. If the arguments are incomplete, returns the
-    arguments themselves.
-    """
+    """Return the input text in a tool call's arguments. Incomplete arguments are returned unchanged."""
     try:
         given = _decode_arguments(arguments).get(INPUT)
     except (msgspec.MsgspecError, RecursionError):

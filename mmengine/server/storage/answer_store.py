@@ -14,8 +14,8 @@ from mmengine.server.storage.database import Database
 
 SWEEP_S = 30.0  # Seconds between two searches for expired answers.
 _SWEPT_AT_ONCE = 256  # Maximum number of expired answers that are deleted in a commit.
-# Possible numbers of rows in an INSERT statement, largest first. The statements are short, so that other
-# threads can run between two statements.
+# Possible numbers of rows in an INSERT statement, largest first. Other threads can run between the short
+# statements.
 _ROWS_AT_ONCE = (64, 16, 4, 1)
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
@@ -24,8 +24,8 @@ class AnswerRow(msgspec.Struct, frozen=True):
     """A row in the table `responses`.
 
     `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: the SHA-256 digests
-    of the media in hex. `key`: the Idempotency-Key with which the owner can also find the answer.
-    `keeps_envelope`: if the row already exists, its envelope is not replaced.
+    of the media in hex. `key`: the request's Idempotency-Key. `keeps_envelope`: an existing row keeps its
+    envelope.
     """
 
     response_id: str
@@ -39,8 +39,7 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """The stored answers of all owners. An owner is an API key, named by the first characters in the key's
-    hash.
+    """The stored answers of all owners. An owner is an API key, identified by a prefix of the key's hash.
 
     `ttl_s`: seconds after an answer's end until the answer expires, measured with `clock` (Unix time).
     `max_bytes`: maximum size of all answers together. If the answers exceed this size, the oldest finished
@@ -205,8 +204,7 @@ class AnswerStore:
             )
             row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                # A finished answer belongs to an accepted request. Therefore the answer is stored even if the
-                # store exceeds its limit.
+                # A finished answer is stored even beyond the limit, because its request was accepted.
                 if answers[0].answer is not None:
                     return total
                 raise QueueFull(
@@ -219,9 +217,7 @@ class AnswerStore:
 
 
 def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
-    """Yield groups of answers with the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared
-    statements.
-    """
+    """Yield groups with the sizes in _ROWS_AT_ONCE, for which SQLite can reuse prepared statements."""
     at = 0
     while at < len(answers):
         size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
@@ -258,9 +254,7 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add new rows' bytes to the total. A trigger that counts each row would take as long as inserting the
-    row.
-    """
+    """Add new rows' bytes to the total. A trigger would double the time for inserting a row."""
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

@@ -1,4 +1,4 @@
-"""Completes a row's answer before its token budget is used up."""
+"""Completes a constrained answer before its token budget is used up."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,25 @@ from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
 
-DEEP = 32  # With this many open brackets, a completion is derived from the previous one.
-MAX_DROPPED = 8  # Maximum number of tokens that are replaced at the previous completion's start.
-# While a derived completion needs over half the budget, the closer looks for a shorter completion every
-# RESPELLED_EVERY tokens.
+DEEP = 32  # From this number of open brackets on, a completion is derived from the previous completion.
+MAX_DROPPED = (
+    8  # Maximum number of tokens that a derived completion drops from the previous completion's start.
+)
+# If a derived completion needs over half the budget, a shorter completion is searched every RESPELLED_EVERY
+# tokens.
 RESPELLED_EVERY = 32
 
 
 class Closer:
     """Makes sure that a text can be completed within its token budget.
 
-    A completion is a list of tokens that ends the text as the grammar allows. `path` is a completion from the
-    current position; None if no completion is known any more. `path` depends only on the generated tokens. A
-    row that is computed again after a preemption or a crash therefore gets its earlier completion. `left` is
-    the number of tokens that may still be generated. `has_closed` says whether a completion replaced a token
-    that the model chose, or used the budget's last tokens. After a preemption or a crash, a new Closer
-    consumes the row's earlier tokens. While the new Closer consumes these tokens, `has_closed` becomes True
-    only if a completion used the budget's last tokens. After `cut` or `finish`, the completion is generated
-    regardless of the model's choices. `has_repeated` says whether `finish` was called.
+    A completion is a list of tokens that ends the text as the grammar allows. `path`: a completion from the
+    current position; None if no completion is known. `path` depends only on the generated tokens, so a row
+    that is computed again gets the same completion. `left`: number of tokens that may still be generated.
+    `has_closed`: whether a completion replaced a token that the model chose, or used the budget's last
+    tokens. A new Closer that consumes a resumed row's tokens recognizes only the second case. After `cut` or
+    `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether `finish`
+    was called.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Closer:
         """Start a text with at most `budget` tokens.
 
         `path` is the grammar's shortest text. The last `reserve` tokens in the budget can only be used after
-        a `cut`. `ends` has the end-of-sequence tokens, which are allowed exactly where the text may end.
+        a `cut`. `ends`: the end-of-sequence tokens, which are allowed wherever the text may end.
         """
         self.path: list[int] | None = path
         self.left, self._reserve = budget - reserve, reserve
@@ -62,7 +63,7 @@ class Closer:
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
         """Return the token to generate after the model chose `token`, while the grammar waits for `start`.
 
-        If waiting longer would leave no budget for a completion, forces the tokens that start the grammar.
+        Forces the tokens of `start` as soon as the budget only suffices for a completion.
         """
         if self.path is None or (
             not self.is_cut and len(start.missing([token])) + len(self.path) < self.left
@@ -85,9 +86,8 @@ class Closer:
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
         """Cut the text after `token_ids` and start its completion. Return whether a completion fits.
 
-        `matcher` must have consumed `token_ids`. `behind` is the text that was generated after these tokens.
-        If no new completion fits into the budget, the text keeps `behind`, and the uncut text's completion is
-        tried.
+        `matcher` must have consumed `token_ids`. `behind`: the text that was generated after these tokens. If
+        no new completion fits into the budget, the uncut text is completed instead.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
@@ -109,9 +109,7 @@ class Closer:
         return self.has_repeated
 
     def must_end(self, matcher: Matcher) -> bool:
-        """Return whether the budget or a cut ends the text at this position, although the grammar allows more
-        text.
-        """
+        """Return whether the budget or a cut ends the text here."""
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()
@@ -145,8 +143,8 @@ class Closer:
     def _near_completion(self, path: list[int], matcher: Matcher, place: Position) -> list[int] | None:
         """Return a completion that ends the innermost value and continues with `path`, or None.
 
-        Used only deep inside nested values, where a complete search at each position would take too long.
-        `matcher` is at `place`.
+        Used only deep inside nested values, where a complete search would take too long. `matcher` is at
+        `place`.
         """
         depth = len(self._place.inside)
         if depth < DEEP:

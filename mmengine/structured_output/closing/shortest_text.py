@@ -1,11 +1,10 @@
 """Finds the shortest text that matches given regex patterns and begins with a given text.
 
-A pattern becomes an automaton. For each state, the number of characters to the accepting state is computed.
-If a text must match several patterns or has a minimum length, an A* search uses this distance as its
-estimate.
+Each pattern becomes an automaton. A state's distance is the number of characters to the accepting state. For
+several patterns or a minimum length, an A* search uses the distances as its estimate.
 
-Large limits on repetitions are ignored (MAX_OPTIONAL), so the caller must ask the matcher whether a result
-fits. For patterns with unsupported constructs, there is no result.
+The caller must check the result with the matcher, because large repetition limits are ignored (MAX_OPTIONAL).
+Unsupported patterns have no result.
 """
 
 from functools import lru_cache
@@ -21,7 +20,7 @@ MAX_STATES = 5_000  # Maximum number of states in a pattern's automaton.
 # Maximum number of optional repetitions. A larger number is treated as unbounded, which needs fewer states.
 MAX_OPTIONAL = 8
 MAX_LOOKED_AT = 4_000  # Maximum number of steps in an A* search.
-# Equivalent characters are merged only if (number of sets) * (number of characters) is at most this limit.
+# Equivalent characters are merged only if (number of sets) * (number of characters) is within this limit.
 MAX_TOLD_APART = 20_000
 MAX_BEGINNING = 256  # Maximum number of characters in a given beginning.
 MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.
@@ -46,8 +45,7 @@ class PatternAutomaton(Automaton):
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the reachable states that consume a character or accept.
 
-        All other states are left out. As a result, more state sets are equal, and equal sets are visited only
-        once.
+        Without the other states, more state sets are equal, and equal sets are visited only once.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
@@ -56,9 +54,7 @@ class PatternAutomaton(Automaton):
         return min((self.away[place] for place in now), default=FAR)
 
     def nearest(self, now: frozenset[int]) -> str:
-        """Return the shortest text that leads from these states to an accepting state, which must be
-        reachable.
-        """
+        """Return the shortest text from these states to an accepting state, which must be reachable."""
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
             chars, after = self.states[place]
@@ -70,7 +66,7 @@ class PatternAutomaton(Automaton):
         return "".join(out)
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
-        """Return characters that may come next, at least one for each transition."""
+        """Return at least one possible next character for each transition."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
         return dict.fromkeys(char for chars in sets for char in _candidates(chars))
 
@@ -158,7 +154,7 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
     """Map each relevant character to a representative.
 
-    If no set in the patterns distinguishes two characters, both have one representative.
+    Two characters that no set in the patterns distinguishes share a representative.
     """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}

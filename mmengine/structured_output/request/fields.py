@@ -79,7 +79,7 @@ def bounds_of(where: FieldPath, given: object) -> Bounds:
 
 
 def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
-    """Return the documents to which a schema's references may lead, by URI.
+    """Return the documents that a schema's $ref may refer to, keyed by URI.
 
     If `given` is None, there are no documents.
     """

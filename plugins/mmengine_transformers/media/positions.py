@@ -1,7 +1,7 @@
 """Computes a prompt's M-RoPE positions with the model's own `get_rope_index`.
 
-The runtime has three rows of positions per token. Hunyuan-VL has four rows: index, width, height and number.
-For image tokens, this module therefore packs width and number into a single value.
+The runtime stores three position values per token. Hunyuan-VL needs four: index, width, height and image
+number. For image tokens, this module therefore packs width and number into a single value.
 """
 
 import inspect
@@ -47,7 +47,9 @@ class GridPositions:
             )
 
     def __call__(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """See ModelPlugin.positions. Raises InvalidRequest if runs do not match their item's grid."""
+        """See ModelPlugin.positions. Raises InvalidRequest if an item's placeholder tokens do not match its
+        grid.
+        """
         if not media:
             return text_positions(len(prompt_token_ids))
         try:
@@ -66,9 +68,7 @@ class GridPositions:
         return np.stack([index, paired, height]).astype(np.int32), delta
 
     def unpack(self, positions: Tensor) -> Tensor:
-        """Return the positions for the decoder, int64 [num_rows, t], from a step's positions, int64 [3,
-        t].
-        """
+        """Convert a step's positions, int64 [3, t], to the decoder's positions, int64 [num_rows, t]."""
         if self.num_rows == _ROWS:
             return positions
         index, paired, height = positions
@@ -83,7 +83,7 @@ class GridPositions:
         ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
         kinds = torch.zeros_like(ids)
         grids: dict[str, Tensor | None] = {}
-        # Not from token ids: in GLM-4V, an image's placeholders also stand for a video's embeddings.
+        # Token ids cannot tell images from videos, because GLM-4V uses the same placeholder for both.
         for number, kind in enumerate(("image", "video"), 1):
             items = [item for item in media if item.modality == kind]
             for start, length in (run for item in items for run in item.runs):

@@ -41,9 +41,9 @@ typedef struct {
 void mm_attention_append(const mm_attention_step* step, void* kv_layer, const void* k, int64_t k_stride, const void* v,
                          int64_t v_stride);
 
-// Computes attention. A row's queries are its last tokens; each sees itself and the row's earlier tokens. q and out are
-// [t, num_heads, head_dim], with strides in elements between tokens. Scores are scaled by head_dim ** -0.5. Returns 0,
-// or 1 if scratch memory cannot be allocated.
+// Computes causal attention. A row's queries are its last tokens. q and out are [t, num_heads, head_dim], with strides
+// in elements between tokens. Scores are scaled by head_dim ** -0.5. Returns 0, or 1 if scratch memory cannot be
+// allocated.
 int32_t mm_attention_run(const mm_attention_step* step, const void* kv_layer, const void* q, int64_t q_stride,
                          void* out, int64_t out_stride);
 

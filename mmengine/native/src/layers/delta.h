@@ -1,4 +1,4 @@
-// The gated delta net over recurrent states: a convolution of a few taps, and for each head a matrix S that every token
+// The gated delta net over recurrent states: a convolution of a few taps, and a matrix S per head, which each token
 // decays and corrects.
 //
 //     S = exp(g) S;  S += k (beta (v - S'k))';  o = S'q      q and k are L2-normalised, then q / sqrt(key_dim); float32
