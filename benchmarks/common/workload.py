@@ -1,4 +1,4 @@
-"""Requests for the benchmarks, made from the embedded checkpoint's synthetic scenes."""
+"""Make benchmark requests about synthetic pictures and videos."""
 
 import random
 from collections import Counter
@@ -25,9 +25,7 @@ GROUP = 16  # Every 16 requests have the same mix.
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prepared prompt with its pixels, for mmengine and for its rivals, and the number of tokens to
-    generate.
-    """
+    """A benchmark request: a prepared prompt, and the number of tokens to generate."""
 
     prepared: Prepared
     num_new: int
@@ -35,11 +33,11 @@ class Ask:
 
 
 def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list[Ask]:
-    """Return `count` requests in random order, each with 16 to `longest` new tokens (exactly `longest` if
-    that is less than 16).
+    """Return `count` requests in random order. Each generates 16 to `longest` tokens, or exactly `longest`
+    tokens if `longest` is less than 16.
 
     Of every 16 requests, 4 have only text, 9 have an image, 1 has two images, 1 has three images, and 1 has a
-    video. Half of the images are one of four pictures that all requests share.
+    video. Half of the images come from four shared pictures.
     """
     rng = random.Random(seed)
     shared = [random_scene(rng, side=side) for side in (96, 128, 192, 256)]
@@ -91,7 +89,7 @@ def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 
 
 
 def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
-    """Return (number of images that other requests also have, number of all images)."""
+    """Return (number of images that occur in several requests, number of all images)."""
     shown: Counter[bytes] = Counter()
     for ask in asks:
         shown.update({media.item.mm_hash for media in ask.prepared.media})

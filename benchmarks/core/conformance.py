@@ -16,7 +16,7 @@ from mmengine.simulation.workload_files import load_workload
 
 
 def difference_of(path: Path, compat: str, soft: bool) -> str:
-    """Return how the engine's decisions differ from a scenario's; empty if they agree."""
+    """Return the first difference between the engine's decisions and the scenario's, or "" if they agree."""
     work = load_workload(path)
     records: list[Record] = []
     recorder = Recorder(records.append, work.media_names, queues=True)

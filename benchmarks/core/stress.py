@@ -37,8 +37,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_
 from mmengine.simulation.workload_files import load_workload
 
 EOS_IN = 40
-# Concurrent requests need several times the pool: 32 rows of up to 256 tokens share 60 blocks of 16. Prompts
-# are computed in chunks, and a picture of 96 embeddings takes half of the encoder budget.
+# 32 rows with up to 256 tokens share 60 blocks with 16 tokens each.
 PRESSED = EngineConfig(
     max_num_seqs=32,
     token_budget=256,
@@ -81,7 +80,7 @@ class Run:
 
 
 def run_engine(config: EngineConfig, requests: Iterable[Request], log: Path) -> Run:
-    """Run all requests to their end. The queue is kept full while requests are left."""
+    """Run all requests to their end, and keep the waiting queue full."""
     executor = SimulatedExecutor(config, eos_in=EOS_IN, check_kv=True)
     core = EngineCore(config, executor, sink=LogWriter(log))
     run, tokens, waiting = Run(), {}, iter(requests)

@@ -1,6 +1,4 @@
-"""Measure what the encoder cache saves: vision passes, and the time to the first token of a second question
-about the same image.
-"""
+"""Measure the encoder cache: vision passes and time to first token for repeated questions about an image."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -125,7 +123,7 @@ class ImageFileRun:
 
 @contextmanager
 def count_images() -> Iterator[list[int]]:
-    """Yield a list with one number, which counts the images that the vision tower encodes in the context."""
+    """Yield a list whose only number counts the images that the vision tower encodes."""
     seen, encode = [0], Network.encode
 
     def counted(self, patches, grids):

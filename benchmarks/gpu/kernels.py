@@ -1,4 +1,4 @@
-"""Check GPU kernels at real sizes: the fused decoder against decoder/text.py, sampling against the CPU's."""
+"""Check GPU kernels at real sizes against the plain text decoder and the CPU's sampler."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ SAMPLINGS = (
 
 
 def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Compare the fused decoder with the plain decoder over two layers of the 8B's width.
+    """Compare the fused decoder with the plain decoder on two layers with the 8B model's width.
 
-    Both run three prompts and then a decode step over torch's attention. Hidden states are normed, so their
-    magnitude is about 1.
+    Both decoders run three prompts and a decode step with torch's attention. The tolerances are absolute,
+    because normed hidden states have a magnitude near 1.
     """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape, where = replace(shape, text=replace(shape.text, num_layers=2)), torch.device(device)
@@ -73,10 +73,11 @@ def forward_rows(
     computed: np.ndarray,
     with_features: int | None = None,
 ) -> torch.Tensor:
-    """Return the normed hidden states [t, width] of a step, which is a list of (row, number of tokens) pairs.
+    """Run a step, and return its normed hidden states [t, width].
 
-    There are three rows of 30 blocks. `computed` (int32 [3], updated in place) is how many tokens each row
-    has. After each of the two layers, features are added to the tokens of row `with_features`, as for images.
+    `step`: (row, number of tokens) pairs for three rows with 30 blocks each. `computed` (int32 [3], updated
+    in place): each row's number of computed tokens. `with_features`: the row that gets deepstack features
+    after both layers.
     """
     rows, counts = (np.array(each, np.int32) for each in zip(*step, strict=True))
     table = 1 + np.arange(90, dtype=np.int32).reshape(3, 30)
@@ -99,8 +100,8 @@ def forward_rows(
 def compare_sampling(device: str, rows: int, vocab: int) -> Verdict:
     """Compare tokens sampled from the same logits on the CPU and on the device, for all kinds of sampling.
 
-    One row in 500 may differ, because the two devices' `log` differ: if two scores are very close, either may
-    be the highest.
+    A row in 500 may differ: the devices round `log` differently, and the two highest scores may be nearly
+    equal.
     """
     random = np.random.default_rng(3)
     logits = torch.from_numpy(random.normal(0, 2.5, (rows, vocab)).astype(np.float32))

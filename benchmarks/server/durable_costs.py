@@ -1,9 +1,9 @@
-"""Measure the CPU cost of a durable call, compared with a call without an envelope in the log and without the
-store.
+"""Measure the CPU cost of durable calls. A durable call writes an envelope (the caller's data) to the log,
+and a stored response also writes to the database.
 
-Times are CPU microseconds over all threads of the serving process. Clients run in their own process. In each
-round the sides run in a new random order and then in the reverse order, so that a slowdown of the machine
-affects all sides equally.
+Times are CPU microseconds over all threads of the serving process. Clients run in their own process. Each
+round runs all variants (sides) in random order and then in reverse, so that a slowing machine affects all
+sides equally.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 AT_ONCE, TOKENS = 16, 1
-PAUSE_S = 0.001  # Clients poll instead of sleeping on a socket, because waking them up would be measured too.
+PAUSE_S = 0.001  # Clients poll, because waking a sleeping client would cost the server CPU time.
 PLAIN, KEPT = "chat, no envelope", "chat"
 PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
     "response, no envelope, store false",
@@ -71,8 +71,8 @@ def _submit_without(
 
 
 class _Clients:
-    """A client process. It is forked once, before the engine exists. A fork during a turn would be measured,
-    and so would the page copies (copy-on-write) after the fork.
+    """A client process. The process is forked before the engine exists, so that neither the fork nor
+    copy-on-write is measured.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Compare servers (the sides) that differ in a single setting. The sides take turns to serve the same
 streams.
 
-Each round uses a new random order of the sides, and then the reverse order. If the machine slows down during
-a round, all sides are therefore slowed equally.
+Each round runs the sides in random order and then in reverse, so that a slowing machine affects all sides
+equally.
 """
 
 import random
@@ -28,9 +28,8 @@ def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def error_of(values: Sequence[float]) -> float:
-    """Return half the width of the median's confidence interval, whose confidence level is about two thirds.
-    The interval's ends are two of the sorted values, so its level does not depend on the values'
-    distribution.
+    """Return half the width of a confidence interval for the median (level about two thirds). The interval's
+    ends are order statistics, so no distribution is assumed.
     """
     found, reach = sorted(values), len(values) ** 0.5 / 2
     least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
@@ -38,8 +37,8 @@ def error_of(values: Sequence[float]) -> float:
 
 
 class Compared(NamedTuple):
-    """The measurements of two servers. `seconds`, `cpu_s`: for each side, a value for each round.
-    `num_tokens`: number of tokens that a side generates in a round.
+    """The measurements of two servers. `seconds`, `cpu_s`: side -> a value per round. `num_tokens`: tokens
+    per side and round.
     """
 
     num_tokens: int
@@ -47,9 +46,7 @@ class Compared(NamedTuple):
     cpu_s: Mapping[str, list[float]]
 
     def lost(self) -> list[float]:
-        """Return, for each round, the fraction by which the second side generates fewer tokens per second
-        than the first.
-        """
+        """Return, per round, the second side's relative loss in tokens per second."""
         return [1 - first / second for first, second in zip(*self.seconds.values(), strict=True)]
 
     def rates_row(self, name: str) -> tuple[str, ...]:
@@ -77,7 +74,7 @@ def compared(
 ) -> Compared:
     """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens.
 
-    `start`: all prompts have larger numbers. Choose `start` so that the prompts are new to both servers.
+    Prompt numbers are larger than `start`. Choose `start` so that all prompts are new to both servers.
     """
     from benchmarks.server.clients import Load, load
 

@@ -1,11 +1,10 @@
 """`mmengine run --batch --shards N`: answers a batch with many processes, on any number of machines that
 share a folder.
 
-Each shard (part of the batch) has its own log, which one process at a time writes. The lock on the log shows
-whether a process works on the shard. A process that has finished its own shard takes over an unfinished shard
-that has no process. It continues this shard, including incomplete answers, from the shard's log. The process
-that finds all shards answered joins the answers into a single file. Existing results count only if their log
-was begun with the same request file.
+Each shard (part of the batch) has its own log, which is locked while a process works on the shard. After its
+own shard, a process continues unfinished shards without a lock from their logs. When all shards are answered,
+a process joins the answers into a single file. Existing results count only if their log was begun with the
+same request file.
 """
 
 import os

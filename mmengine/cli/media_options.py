@@ -62,9 +62,7 @@ class MediaUrls:
     ] = 2**30
 
     def media_options(self) -> "dict[str, MediaFetcher] | None":
-        """Return the media options for prompts, which contain a fetcher. Returns None if no host is allowed.
-        Raises ConfigError.
-        """
+        """Return prompt options with a media fetcher, or None if no host is allowed. Raises ConfigError."""
         if not self.allow_media_urls:
             return None
         from mmengine.processing.fetch.fetcher import MediaFetcher  # Lazy: help needs no ssl

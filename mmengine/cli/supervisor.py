@@ -1,11 +1,8 @@
 """The supervisor of `mmengine run`, and functions that the server's supervisor shares.
 
-A process is restarted after a hung step, and after a signal that users do not send, such as the SIGSEGV of a
-crash in native code. A process with a hung step writes STALLED to the log and ends with HANG_EXIT. The log
-records the restart. The next process isolates the requests of the step that hung or crashed. All other
-requests then continue without the request that caused the crash. `mmengine run` is not restarted after an
-out-of-memory kill, because the kill would repeat. The user gets an error and can restart with smaller
-settings.
+The supervisor restarts a process after a hung step (exit code HANG_EXIT) or a crash signal such as SIGSEGV.
+The next process isolates the requests in the failed step, so that all other requests continue. After an
+out-of-memory kill `mmengine run` ends with an error, because a restart would be killed again.
 """
 
 import os

@@ -45,9 +45,8 @@ class ResumeState:
 
     `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
     numbers of the steps whose results the log lacks. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: the fingerprints in the last RECOVERED. After a check, the fingerprints of the model that
-    continues the log now replace them. `undelivered`: the observer that collected `answers`. The engine keeps
-    using this observer.
+    `fingerprints`: the fingerprints in the last RECOVERED event; a check replaces them with the current
+    model's. `undelivered`: the observer that collects `answers`, also while the engine runs.
     """
 
     started: ev.Started
@@ -67,8 +66,8 @@ class ResumeState:
     def config_for(self, given: EngineConfig) -> EngineConfig:
         """Return the log's settings, updated with the operational settings in `given`.
 
-        Operational settings are the settings that no decision reads. Raises ConfigError if `given` differs
-        from the log in any other setting.
+        Operational settings do not influence scheduling decisions. Raises ConfigError if `given` differs from
+        the log in any other setting.
         """
         logged, default = self.state.config, EngineConfig()
         for name in EngineConfig.__struct_fields__:

@@ -1,6 +1,6 @@
-"""Manages sessions, conversations whose KV blocks are kept between requests.
+"""Manages sessions: conversations that keep their KV blocks between requests.
 
-Each call is checked against the state and the inbox and becomes an event.
+Each method checks its call and puts an event into the engine's inbox.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from mmengine.request import MediaItem, Request, num_before
 class SessionManager(Observer):
     """The sessions of one engine's loop. Not thread-safe.
 
-    `accepted`: checks a request and returns its QUEUED, or raises the errors that `EngineCore.submit` raises.
+    `accepted`: checks a request and returns its QUEUED event. Raises the errors of `EngineCore.submit`.
     """
 
     def __init__(
@@ -61,13 +61,12 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a session's request. The request's prompt and media cover the whole session up to the new
-        answer.
+        """Submit a request whose prompt and media contain the whole conversation so far.
 
-        The session keeps the prefix that it shares with the prompt, or only the first `num_kept` tokens of
-        this prefix, and forgets the rest. The answer is added to the session. The other arguments are
-        fields of APPENDED. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session,
-        and SessionBusy while the session has a running request.
+        The session keeps the longest prefix that it shares with the prompt (at most `num_kept` tokens) and
+        forgets the rest. The answer is added to the session. The other arguments are fields of the APPENDED
+        event. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session, and
+        SessionBusy while the session has a running request.
         """
         session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:
@@ -103,15 +102,13 @@ class SessionManager(Observer):
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
     def hold(self, session_id: str) -> None:
-        """Keep the session from being closed as idle until `release` is called, because a caller is about to
-        use the session.
-        """
+        """Exempt the session from the idle timeout until `release` is called."""
         self._held[session_id] += 1
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """End a `hold`. The session's idle time starts now if the session has no running request and no other
-        caller holds the session. Does nothing for a closed session or a session without a hold.
+        """End a `hold`. The idle time starts if no request is running and no other caller holds the session.
+        Does nothing for a closed session.
         """
         self._held -= Counter((session_id,))
         session = self._state.sessions.all.get(session_id)
@@ -119,7 +116,7 @@ class SessionManager(Observer):
             self._expect(session_id, session.idle_ns)
 
     def hold_sessions_of(self, other: "SessionManager") -> None:
-        """Hold all sessions that another loop holds, because this loop replaces the other loop."""
+        """Hold all sessions that `other` holds. Called when this loop replaces the other loop."""
         for session_id in other._held.elements():
             self.hold(session_id)
 
@@ -128,7 +125,9 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start or stop a session's idle time, which begins when the session opens or its request ends."""
+        """Start a session's idle time when the session opens or its request ends. Stop the time when the next
+        request arrives.
+        """
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._expect(name, idle_ns)
@@ -149,8 +148,8 @@ class SessionManager(Observer):
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
-    """Return the prompt tokens and the media that follow the first `num_kept` tokens. The positions of the
-    returned media are relative to token `num_kept`.
+    """Return the prompt tokens and the media after the first `num_kept` tokens. Media positions become
+    relative to token `num_kept`.
     """
     media = []
     for item in request.media:
@@ -162,7 +161,7 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
 def _num_shared(session: SessionState, request: Request) -> int:
     """Return the length of the longest prefix that the session and the request share.
 
-    The prefix contains every media item as a whole or not at all, and is shorter than the prompt.
+    The prefix never splits a media item, and is shorter than the prompt.
     """
     tokens = request.prompt_token_ids
     count = min(len(session.tokens), len(tokens) - 1)

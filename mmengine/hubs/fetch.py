@@ -1,5 +1,5 @@
-"""Fetches models, their descriptions (config, tokenizer and processor files) and LoRA adapters from a hub,
-but only the files that an engine reads.
+"""Fetches models, model descriptions (config, tokenizer and processor files) and LoRA adapters from a hub.
+Only files that the engine reads are fetched.
 
 A model's uploader controls the hub's file list, so the list is not trusted. Names must match the allowed
 patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the

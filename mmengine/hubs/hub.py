@@ -1,6 +1,4 @@
-"""The interface of model hubs, which list a model's files and fetch some of them to this machine, and the
-errors of hubs.
-"""
+"""The interface of model hubs, and their errors. A hub lists a model's files and downloads them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +48,8 @@ class Hub(Protocol):
 class HubError(ModelError):
     """An error at the hub. The message is for the user who named the model.
 
-    `is_network`: whether the hub did not answer, so that cached files may be used instead. The code
-    MODEL_NOT_FETCHED marks a download that may succeed at another attempt.
+    `is_network`: the hub did not answer, and callers may use cached files. The code MODEL_NOT_FETCHED means
+    that a retry may succeed.
     """
 
     def __init__(self, text: str, *, is_network: bool = False, code: ErrorCode | None = None) -> None:

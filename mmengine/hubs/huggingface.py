@@ -1,7 +1,7 @@
 """Fetches models from Hugging Face, or from the mirror in HF_ENDPOINT.
 
 Hugging Face's own client caches files, authenticates, resumes downloads, and obeys HF_HUB_OFFLINE. The client
-checks only the sizes of downloaded files, so this module also compares the hashes of these files.
+checks only file sizes, so this module also verifies hashes.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class HuggingFace:
     """A model at Hugging Face. Implements Hub."""
 
     def __init__(self, name: HubName) -> None:
-        # Imported here, because only hub models need a client. Folders and embedded checkpoints need none.
+        # Imported here, because only hub models need a client.
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors

@@ -22,9 +22,9 @@ class RotaryTable:
     ) -> None:
         """Build a table for `axis` and `compute`.
 
-        `axis` [head_dim / 2]: for each frequency, the row of the positions (time, height or width) that the
-        frequency uses. `compute`: maps int64 positions [rows, n] to cos and sin, [n, head_dim / 2] each.
-        `dtype`: the dtype to which cos and sin are rounded.
+        `axis` [head_dim / 2]: for each frequency, its position axis (time, height or width). `compute`: maps
+        int64 positions [rows, n] to cos and sin, [n, head_dim / 2] each. `dtype`: the dtype to which cos and
+        sin are rounded.
         """
         self._rows, self._compute, self._dtype = _declare_functions(library), compute, dtype
         self._axis = axis.to(torch.int32).contiguous()
@@ -59,7 +59,7 @@ class RotaryTable:
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin, float32 [n, head_dim / 2], for the positions 0 to n - 1, n >= `length`.
 
-        An entry is for a token that has the same position on all axes.
+        Each position applies to all axes.
         """
         if length > len(self._cos):
             self._grow(1 << (length - 1).bit_length())

@@ -46,7 +46,7 @@ def broken_ends(state: State) -> Iterator[str]:
 
 
 def broken_overlap(state: State) -> Iterator[str]:
-    """Check that no step was scheduled whose content depends on the result of a step in flight."""
+    """Check that the open step does not depend on the results of steps in flight."""
     rows = state.step_rows
     if not state.flights or not len(rows):
         return
@@ -105,9 +105,7 @@ def broken_whole_prompt(state: State) -> Iterator[str]:
 
 
 def broken_writes(state: State) -> Iterator[str]:
-    """Check that no row shares the blocks that it will write next, which are its blocks after the computed
-    tokens.
-    """
+    """Check that no row shares the blocks into which its next tokens are written."""
     rows = state.running
     if not len(rows):
         return
@@ -129,8 +127,8 @@ def broken_writes(state: State) -> Iterator[str]:
 
 
 def broken_hits(state: State) -> Iterator[str]:
-    """Check that the contents that the prefix index records for a row's blocks are the row's own tokens. For
-    a row that was just admitted, also check the media, the salt and the adapter.
+    """Check that the prefix index has the row's own tokens for each of its blocks. For a newly admitted row,
+    also check the media, the salt and the adapter.
     """
     rows, index = state.running, state.blocks.index
     if not len(rows) or not state.config.enable_prefix_caching:

@@ -1,7 +1,7 @@
 """Runs a workload through EngineCore, one simulated step after another.
 
-Between two steps, after the previous step was applied, the core asks its source for arrivals. The driver is
-this source. It reads the core's state, and then gives the core the arrivals and events of the next step.
+Before each step, the core asks its source for new events. The driver is this source: it adds the arrivals and
+other events that are due.
 """
 
 from collections.abc import Callable
@@ -178,7 +178,7 @@ class Driver:
         return [*(ev.Cancelled(event.request_id, "cancelled") for event in leaving), *self._seen_failing()]
 
     def _between_steps(self) -> None:
-        """Give the core the arrivals and events of the next step. The previous step was already applied."""
+        """Give the core the arrivals and events of the next step."""
         late, self._late = self._late, []
         now: list[SimEvent] = []
         over = self._step >= self._workload.max_steps

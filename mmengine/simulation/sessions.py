@@ -45,9 +45,7 @@ class SessionQueues:
 
 
 def whole_request(core: EngineCore, sim: SimRequest) -> Request:
-    """Return the request with the tokens and media of its session put before the request's own. Opens the
-    session if necessary.
-    """
+    """Return the request with its session's tokens and media in front. Opens the session if necessary."""
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:
         core.sessions.open(SessionOpened(name))

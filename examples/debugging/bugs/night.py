@@ -1,9 +1,9 @@
-"""Write a log with one of the bugs in this folder: 1,000 requests, some with shared images, in a KV pool that
-is often too small.
+"""Write the log of an engine with a bug from this folder. The engine runs 1,000 requests, some with shared
+images, in a KV pool that is often too small.
 
 python examples/debugging/bugs/night.py victim victim.log
 
-`none` in place of a bug's name writes the log of the same requests without a bug.
+The name `none` runs the same requests without a bug.
 """
 
 import random

@@ -67,7 +67,7 @@ def verify(
     ] = "",
     tokenizer: TokenizerFile = None,
 ) -> None:
-    from mmengine.replay.verify import verify as verify_log  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.verify import verify as verify_log  # Lazy: help does not need it.
 
     decode = None if tokenizer is None else decoder_of(tokenizer)
     logs = [log for folder in folders for log in _logs_in(existing(folder))]
@@ -267,9 +267,7 @@ def _divergence_tables(
 
 
 def _both(differing: list[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield table rows with both values of each differing field. The rows of the first field omit the field's
-    name.
-    """
+    """Yield table rows with both values of each differing field."""
     for number, (field, logged, derived) in enumerate(differing):
         of = f" {field}" if number else ""
         yield f"logged{of}", logged
@@ -370,7 +368,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(start, text=f"verifying {printable(log.name)}")
-            full = last = 0  # The bytes of earlier segments, and the offset in this one.
+            full = last = 0  # Bytes in earlier segment files; offset in the current file.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

@@ -1,8 +1,8 @@
 """Applies events about fetching KV blocks from a block store.
 
-A request that fetches blocks holds blocks although it has no row: its prefix hits, and the blocks that the
-fetch fills. After the fetch the request releases all these blocks. Released blocks stay in the prefix cache,
-so the request starts with prefix hits on the fetched blocks.
+While a waiting request fetches, it holds its prefix-hit blocks and the blocks that the fetch fills. After the
+fetch the request releases all these blocks. The blocks stay in the prefix cache, where the request finds them
+when it is scheduled.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """Make the request wait for OFFERED if a block store may have useful blocks. OFFERED reports their
-    number.
+    """Make the request wait for an OFFERED event if a block store may have blocks for its prompt. The event
+    reports the number of blocks.
     """
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED
@@ -40,8 +40,8 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the content of the fetched blocks that have arrived. The blocks contain the KV once the step
-    that copies the blocks has returned.
+    """Add arrived blocks to the prefix index. Their KV is complete when the step that copies the blocks has
+    returned.
     """
     req_state = state.requests[event.request_id]
     count = len(event.digests) // 8

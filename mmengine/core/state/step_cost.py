@@ -1,12 +1,11 @@
-"""Measures decode-only steps' times with and without drafts, for different row counts.
+"""Measures how long decode-only steps take with and without drafts.
 
-A bucket groups similar row counts. For each bucket the last few steps of each kind are kept: steps
-without drafts and, for each draft level, steps that verified drafts. With two steps in flight the loop waits
-for a step after which drafters may draft, so such a step counts as a step with drafts too.
+A bucket groups steps with similar row counts. Each bucket keeps its last MEMORY steps without drafts, and its
+last MEMORY steps with drafts for each draft level (at level n, drafters 0 to n draft). With two steps in
+flight, a step that delays the loop because drafting may follow counts as a step with drafts.
 
-A draft level's gain is its steps' tokens per time, relative to the lower quartile of the steps
-without drafts. Other work on the machine can make a single step much longer, so a time counts as at most 1.5
-times the usual time. If a bucket has too few steps without drafts, a similar bucket is used.
+A draft level's gain is its throughput relative to steps without drafts (lower quartile of their times).
+Outliers count as 1.5 times the usual time. A bucket with too few steps without drafts uses a similar bucket.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from statistics import median_low
 ONE = 1 << 16
 MEMORY = 16  # number of kept steps of one kind
 ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # minimum numbers of kept steps, without and with drafts, for a result
-# Minimum total number of rows in the steps with drafts, because a single request proves little.
+# Minimum total number of rows in the kept steps with drafts.
 ENOUGH_ROWS = 16
-MOST_NS = 1 << 40  # longer step times are reduced to this time, because a log may contain any number
-_OFFSET = 8  # the fixed cost of a step, expressed in rows, to compare steps with different numbers of rows
+MOST_NS = 1 << 40  # upper limit for step times, because a log may contain any number
+_OFFSET = 8  # a step's fixed cost, expressed in rows
 _LARGEST = 1 << 26
 
 DraftedStep = tuple[int, int, int, int]  # (ns, tokens, rows, drafts)
@@ -65,9 +64,7 @@ class StepCosts:
         return len(self._plain.get(bucket, ())) < MEMORY // 2
 
     def knows_plain(self, bucket: int, *, itself: bool = False) -> bool:
-        """Return whether the time of steps without drafts is known. `itself`: only the bucket itself counts,
-        not a similar bucket.
-        """
+        """Return whether the time of steps without drafts is known. `itself`: ignore similar buckets."""
         if itself:
             return len(self._plain.get(bucket, ())) >= ENOUGH_PLAIN
         return self._plain_of(bucket) is not None
@@ -77,8 +74,8 @@ class StepCosts:
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
-        """Return the tokens per time at a level, relative to steps without drafts (65536: equal), or None if
-        too few steps were measured. `beside_ns`: time per token that drafts cost outside these steps.
+        """Return a level's throughput relative to steps without drafts, in 1/65536, or None if too few steps
+        were measured. `beside_ns`: drafting time per token outside these steps.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -97,8 +94,8 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is a draft's time divided by a token's time, with or without drafts, whichever is
-        shorter. The result is divided by 3, because a step's drafts share some cost.
+        The probability is a draft's time divided by a token's time (the shorter time with or without drafts).
+        Dividing by 3 accounts for cost that a step's drafts share.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -134,8 +131,8 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return a row's time in a step without drafts, in ns, or None if it is unknown. It is taken
-        from the nearest measured bucket that has between half and twice as many rows.
+        """Return the ns per row in steps without drafts, or None if unknown. The value comes from the nearest
+        measured bucket with half to twice as many rows.
         """
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():

@@ -1,10 +1,8 @@
 """A Jinja sandbox for untrusted chat templates, with bounds on memory and time.
 
-Jinja's own sandbox protects Python objects, and bounds only `range`. In this sandbox, an operation whose
-result could be too large raises TemplateError before the result is computed. A rendering that has too many
-steps, makes too many characters, or takes too long raises TemplateError too (template_work.py). Templates
-render in the calling process. The bounds therefore also hold while a checkpoint is loaded, and in programs
-without worker processes.
+Jinja's own sandbox protects Python objects, but bounds only `range`. This sandbox raises TemplateError before
+an operation whose result could be too large. Too many steps, too many characters and too much time also raise
+TemplateError (template_work.py). Templates render in the calling process.
 """
 
 import threading
@@ -23,7 +21,7 @@ from mmengine.processing.chat.template_work import MAX_BITS, MAX_CHARS, Work, ch
 __all__ = ["MAX_CHARS", "BoundedEnvironment"]
 _CONCAT, _ROUND, _ITEMS = "mmengine_concat", "mmengine_round", "mmengine_items"
 _VALUE, _PART = "mmengine_value", "mmengine_part"
-_ENTRIES_IN_STEP = 64  # Number of list entries that can be copied in the time of a step.
+_ENTRIES_IN_STEP = 64  # Copying this many list entries counts as a step.
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)  # Nodes whose bodies can run repeatedly.
 
 
@@ -164,9 +162,7 @@ def _finalize(context: Context, value: object) -> object:
 
 @pass_context
 def _count_round(context: Context, num_chars: int) -> bool:
-    """Count an iteration of a loop, or a call of a macro, whose body has `num_chars` characters of plain
-    text.
-    """
+    """Count a run of a loop's or macro's body, which writes `num_chars` characters of plain text."""
     work = _work_of(context)
     work.step()
     work.make(num_chars)
@@ -181,14 +177,14 @@ def _work_of(context: Context) -> Work:
 
 def _check_integers(operator: str, left: int, right: int) -> None:
     bits = left.bit_length(), right.bit_length()
-    if max(bits) > 4 * MAX_BITS:  # The number of bits that a number in a template's source can have.
+    if max(bits) > 4 * MAX_BITS:  # Numbers in a template's source have at most this many bits.
         refuse()
     if (operator == "*" and sum(bits) > MAX_BITS) or (operator == "**" and bits[0] * right > MAX_BITS):
         refuse()
 
 
 class _Counted(NodeTransformer):
-    """Wraps operations that a Jinja environment cannot intercept in filters that count the work."""
+    """Wraps operations that Jinja cannot intercept. The wrapping filters count the work."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -238,7 +234,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 def _num_chars(body: Iterable[nodes.Node]) -> int:
-    """Return how many characters of plain text a body writes at most, without the bodies nested in it."""
+    """Return the maximum number of plain-text characters that a body writes, without nested bodies."""
     count = 0
     for node in body:
         if isinstance(node, nodes.TemplateData):

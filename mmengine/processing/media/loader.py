@@ -1,9 +1,9 @@
-"""Loads a prompt's images and videos through a cache: returns the patches that the encoder reads, and a hash
-of the patches.
+"""Loads a prompt's images and videos through a cache. The result is the patches that the encoder reads, and
+their hash.
 
-Encoded sources (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
-decoded, resized and cut again. Pixels that the caller decoded (PIL images, arrays, lists of frames) are not
-cached, because hashing them costs nearly as much as preparing them.
+Encoded sources (bytes, a data: URL, a file) are looked up by content, so a repeated image is decoded only
+once. Pixels that the caller decoded (PIL images, arrays, lists of frames) are not cached, because hashing
+them costs nearly as much as preparing them.
 """
 
 import hashlib
@@ -58,8 +58,8 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: identifies everything, except the patches, that determines
-    the encoder's output, such as the weights.
+    """Loads media through the cache. `hash_key`: identifies the encoder, such as its weights, in the media
+    hashes.
     """
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
@@ -143,10 +143,9 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 
 
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
-    """Return the input with which another process can decode a part.
+    """Return the input for decoding a part in another process.
 
-    Returns None for pixels that the caller decoded, even if the caller decoded only a single frame. Raises
-    InvalidMedia, InvalidRequest.
+    Returns None if the caller decoded any frame. Raises InvalidMedia, InvalidRequest.
     """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
@@ -173,7 +172,7 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    # One frame above the limit is passed on, so that the decoder reports the error.
+    # Include a frame above the limit, so that the decoder reports the error.
     for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)

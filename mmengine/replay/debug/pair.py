@@ -65,8 +65,8 @@ class Pair:
         return all(each.position == place or each.record is None and place > END for each, place in both)
 
     def go_on(self) -> str:
-        """Continue to this debugger's next breakpoint, or to the first difference. At the difference, move
-        the other debugger, too. Return the reason for the stop, or "" at the end of the log.
+        """Continue to this debugger's next breakpoint or to the first difference. At the difference, the
+        other debugger moves there too. Return the reason for the stop, or "" at the end of the log.
         """
         navigator, places = self.debugger.navigator, self.places()
         if places is None or navigator.position >= places[0]:
@@ -78,9 +78,9 @@ class Pair:
         return f"first difference: {self.goto_difference()}"
 
     def align(self) -> str:
-        """Move the other debugger to the position that corresponds to this debugger's position. Before the
-        first difference, move to the step with the same number. After the difference, move to the position
-        with equally many arrivals. Return a text that names the position.
+        """Move the other debugger to the corresponding position, and return the position's name. Before the
+        first difference, the step numbers correspond. After the difference, the numbers of arrived requests
+        correspond.
         """
         navigator, places = self.debugger.navigator, self.places()
         record = navigator.record

@@ -1,10 +1,9 @@
 """Minimizes a failing log: first removes requests, and then makes values smaller, as long as the failure
 stays the same.
 
-A candidate is the log's script in which something was removed or made smaller. This build runs the candidate
-in memory. The candidate is accepted if its failure has the same signature as the log's failure. A signature
-consists of the failure's kind, and its text without numbers and names. The steps after the first failure are
-removed first.
+A candidate is the log's script with something removed or made smaller. This build runs the candidate in
+memory, and accepts it if its failure has the signature of the log's failure. A signature is the failure's
+kind and its text without numbers and names.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from mmengine.request import MediaItem
 
 # A function that returns a script's failure within a number of steps.
 Probe = Callable[[Script, int], Failure | None]
-# If there are at most this many requests, each merge is tried with all lengths within the last block.
+# Up to this many requests, each merge is tried with all lengths within the last block.
 FEW = 6
 # The time reserved for writing the result, as a multiple of the best script's replay time. The reserve also
 # covers a candidate's replay that is still running.
@@ -187,8 +186,8 @@ class Minimizer:
     def _pressure(self) -> None:
         """Replace the requests by a few long requests that fill the pool.
 
-        The order in which the requests need their next blocks depends on how full the first request's last
-        block is. Therefore all prompt lengths within this block are tried.
+        All prompt lengths within a block are tried, because they change the order in which requests need
+        their next blocks.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -313,7 +312,7 @@ class Minimizer:
         return next(event for event in self.best.requests if event.request_id == name)
 
     def _size(self) -> tuple:
-        """Return a tuple that measures the script's size. No round makes the tuple larger."""
+        """Return a tuple that measures the script's size."""
         requests = self.best.requests
         limits = sum(event.sampling.max_tokens for event in requests)
         config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)

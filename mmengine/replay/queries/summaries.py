@@ -69,7 +69,7 @@ class StepLine:
 
 
 class _Requests:
-    """The lines of the live requests, which each record updates. In the methods, `state` is the state before
+    """The summaries of unfinished requests. Each record updates them. `state` arguments are the state before
     the record.
     """
 
@@ -95,9 +95,7 @@ class _Requests:
         return list(self._live.values())
 
     def queued(self, state: State, record: Record) -> RequestLine | None:
-        """Return a new line if the record is a request's arrival, otherwise None. `state`: the state before
-        the record.
-        """
+        """Return a new line if the record is a request's arrival, otherwise None."""
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 if name in state.sessions.of_request:

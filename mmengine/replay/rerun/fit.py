@@ -1,10 +1,9 @@
 """A cost model for a step's duration. The model is fitted to the durations in a log.
 
-A step's duration is modelled as a sum of amounts times prices. The first amount is 1, for the step itself.
-The other amounts count the step's tokens, its rows, the tokens that its rows attend to (each row's length),
-the pairs of a token and an attended token, the positions whose logits are computed (drafts included), and the
-computed embeddings. The prices are non-negative and minimise the relative errors. Steps with unusually large
-errors count less (Huber weights). The fit uses iterated least squares, and keeps prices non-negative with
+A step's duration is modelled as a sum of amounts times prices, for the amounts in PARTS. "step" has the
+amount 1, "attended token" counts the rows' KV lengths, and "attended pair" counts (query, key) pairs.
+"sampled position" counts positions with logits, drafts included. The prices are non-negative and minimise the
+relative errors, with Huber weights against outliers. The fit uses iteratively reweighted least squares with
 Lawson and Hanson's active sets.
 """
 
@@ -25,8 +24,8 @@ ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors, as fractions, of the predictions for steps that were not used in the fit. `total`: the
-    error of the sum over all steps.
+    """Relative errors (fractions) for steps that were held out from the fit. `total`: the error in the sum
+    over all steps.
     """
 
     num_steps: int

@@ -1,9 +1,8 @@
-"""What-if: returns a log's latencies under other settings, and says how far the result can be trusted.
+"""Predicts a log's latencies under other settings, with expected intervals.
 
-If the other settings lead to the log's own decisions, the result is exact, because the steps are the log's.
-Otherwise the log's requests are simulated in time: the engine's own scheduler decides, and step times are
-fitted to the log. A simulated result is returned only if simulations predict each half of the log from the
-other half.
+If the settings lead to the logged decisions, the logged latencies are the exact result. Otherwise the log's
+requests are simulated with the engine's scheduler and with step times fitted to the log. A simulated result
+is returned only if each half of the log can be predicted from the other half.
 """
 
 from collections.abc import Callable
@@ -48,10 +47,10 @@ class Rerun:
     """The result of a rerun.
 
     `is_exact`: whether the settings lead to the log's decisions; otherwise decisions are simulated. `again`:
-    the log's own settings with modelled step times. `what_if`: the changed settings. `what_if` is None if
-    `refusal` gives a reason why these latencies cannot be predicted. `intervals`: the lowest and highest
-    value to expect for each figure in `what_if`. `errors`: the relative error of each figure in `again`
-    compared with `logged`, as a fraction, or None if the logged figure is 0.
+    the log's own settings with modelled step times. `what_if`: the changed settings, or None if `refusal`
+    says why their latencies cannot be predicted. `intervals`: the lowest and highest value to expect for each
+    figure in `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`, as a
+    fraction, or None if the logged figure is 0.
     """
 
     is_exact: bool
@@ -82,8 +81,8 @@ def rerun(
     """Return a log's latencies with changed settings. `changes`: new values by the field names of
     EngineConfig.
 
-    `exact` says what to do if the settings lead to other decisions than the log's: True raises NoPrediction,
-    and None simulates. False simulates in any case. `findings`: see CheckedLog.
+    If the settings lead to other decisions, `exact` True raises NoPrediction, and None simulates. False
+    always simulates. `findings`: see CheckedLog.
 
     Raises ConfigError for invalid settings, NoPrediction if latencies cannot be predicted from the log, and
     `verify`'s errors.

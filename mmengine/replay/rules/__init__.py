@@ -1,3 +1,1 @@
-"""The rules that each logged decision must satisfy (decisions.py), and checks of observations. The rules for
-ADMITTED and SCHEDULED have modules of their own.
-"""
+"""The rules that each logged decision must satisfy, and checks of observations."""

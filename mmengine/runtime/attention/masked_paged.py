@@ -1,8 +1,8 @@
 """Paged attention in torch for layers with special features: a window, chunks, soft caps, sinks, a scale, or
 runs of tokens that attend to one another in both directions. LayerAttention describes these features.
 
-Rows are grouped as in torch_paged.py. The groups are formed once in each step, for each combination of
-window, chunk and runs. Only blocks with a visible key are read.
+Rows are grouped as in torch_paged.py, once per step for each combination of window, chunk and runs. Only
+blocks with a visible key are read.
 """
 
 from collections.abc import Sequence

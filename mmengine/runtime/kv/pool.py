@@ -139,8 +139,7 @@ class KVPool:
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
     """Return zeros. On a CPU they are in fresh pages, which take memory only when they are written.
 
-    calloc could reuse memory that the process has freed, and would have to write to all its pages to clear
-    them.
+    calloc may reuse freed memory, and would then write to all its pages.
     """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
@@ -162,11 +161,11 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 
 
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
-    """Write `slots` [t], and the places where a layer stores their K and V, to `out`, int64 [3, t].
+    """Write `slots` [t], and the indices of their K and V in a layer, to `out`, int64 [3, t].
 
-    A layer is seen as a list in which each block has block_size entries for K, then block_size entries for V.
-    K for slot s is at index s + block * block_size, and V follows block_size entries later. block_size must
-    be a power of 2.
+    For each block, a flattened layer has block_size entries for K, then block_size entries for V. K for slot
+    s is at index s + block * block_size, and V follows block_size entries later. block_size must be a power
+    of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])

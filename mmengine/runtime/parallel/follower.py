@@ -1,8 +1,8 @@
-"""A follower: the process for a rank after rank 0. It applies rank 0's log and computes its part in each
-step.
+"""The process for a tensor-parallel rank above 0 (a follower). A follower applies rank 0's log, and computes
+its shard in each step.
 
-The process decides nothing, samples nothing and writes no log. Rank 0 starts the process
-(parallel/followers.py), and it ends when its channel closes.
+A follower decides nothing, samples nothing and writes no log. Rank 0 starts the follower
+(parallel/followers.py), which ends when its channel closes.
 """
 
 import os
@@ -39,7 +39,7 @@ LOOK_S = 1.0  # time between checks that rank 0 is alive, in seconds
 
 
 class RankModel:
-    """This rank's part of the model. Token ids that this rank does not know yet come from rank 0."""
+    """This rank's shard of the model. Token ids that this rank does not know yet come from rank 0."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group
@@ -123,8 +123,8 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends. The main thread might miss the end while the thread waits on the device for a
-    dead rank.
+    """Exit when rank 0 ends. The main thread may miss the end, because it may wait on the device for a dead
+    rank.
     """
     while os.getppid() == parent:
         time.sleep(LOOK_S)

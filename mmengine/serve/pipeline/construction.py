@@ -14,8 +14,8 @@ from mmengine.serve.pipeline.generation_options import is_generation_option
 from mmengine.setting_names import FOREIGN, advice_for
 
 ENGINE = ("config", "log", "attention", "loras", "resume")
-# transformers' keywords that are accepted without effect, and the accepted values besides None. These values
-# request what this pipeline does in any case.
+# transformers' keywords without effect, and their accepted values besides None. Each value asks for this
+# pipeline's fixed behaviour.
 _AGREES: dict[str, tuple[object, ...]] = {
     "framework": ("pt",),
     "low_cpu_mem_usage": (True, False),
@@ -52,9 +52,8 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # A call accepts a tokenizer, which transformers uses for stop strings. The constructor must not
-            # accept a tokenizer, because in transformers' constructor the keyword replaces the model's
-            # tokenizer.
+            # Calls accept a tokenizer, which transformers uses for stop strings. The constructor refuses a
+            # tokenizer, which in transformers replaces the model's tokenizer.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")

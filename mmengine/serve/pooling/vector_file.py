@@ -68,7 +68,7 @@ class _Lines(VectorWriter):
             rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
-        """Do nothing, because the descriptor is standard output and belongs to the process."""
+        """Do nothing: standard output stays open."""
 
 
 class _LinesFile(_Lines):

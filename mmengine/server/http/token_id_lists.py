@@ -1,7 +1,7 @@
 """Removes token id lists from a body before the body is parsed.
 
-While the parser reads a long list, it would hold the interpreter lock, which stops the event loop. Therefore
-an unguessable number replaces a long list. The lists are decoded in pieces, to 4 bytes per id.
+Parsing a long list would hold the GIL and stop the event loop. Therefore an unguessable number replaces the
+list in the body, and the list is decoded in chunks, to 4 bytes per id.
 """
 
 import re
@@ -42,8 +42,7 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
     """Remove the long integer list in `field`, and return the body and the list.
 
     `may_nest`: whether the value may be a list of lists. Integers that do not fit in 32 bits become -1, which
-    is not a valid token id either. Call this function on a thread. The whole work takes long, but the
-    function releases the interpreter lock between short steps.
+    is not a valid token id either. Call this function on a worker thread; it releases the GIL between chunks.
     """
     at, name = 0, b'"%b"' % field
     for _ in range(_MAX_PLACES if len(body) > MIN_BYTES else 0):
@@ -68,9 +67,7 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the last closing bracket's position before the first character that a list of integers cannot
-    contain. Returns `start` if there is no bracket.
-    """
+    """Return the position of the last "]" before any character that no integer list contains, or `start`."""
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
         end += _PIECE

@@ -159,8 +159,8 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write a batch's new state to the database. The counts in memory may be newer than the counts in
-        `batch`, so the counts in memory stay unchanged. Raises KeepFailed.
+        """Write a batch's new state to the database. The counts in memory stay unchanged, because they may be
+        newer. Raises KeepFailed.
         """
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts

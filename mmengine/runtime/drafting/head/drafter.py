@@ -1,15 +1,14 @@
 """Drafts tokens for running rows with a draft head.
 
-The head has its own KV pool, but uses the target model's block tables. Token x[p]'s slot contains
-the head's KV for the target's hidden states at p and the next token x[p + 1]. After each step the head reads
-the target's states for accepted tokens, and overwrites its own drafts' KV. Then the head drafts for the
-rows that may have drafts: it reads its own output, and writes KV to slots that the next step frees or
-overwrites.
+The head has its own KV pool, and shares the target model's block tables. The slot for position p contains the
+head's KV for the target's hidden states at p and the token at p + 1. After each step the head reads the
+target's states for accepted tokens, which overwrites its drafts' KV. Then the head drafts from its own
+outputs, for rows that may have drafts.
 
-If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states
-wait, or if they wait too long, the drafter sleeps: the states are dropped, and the target computes without
-a head. The drafter wakes up when rows may have drafts again. It then drafts for rows whose keys are complete
-(keys.py), which are mostly new rows.
+If no row may have drafts, hidden states are stored for later (deferred.py). If too many states are stored, or
+for too long, the drafter sleeps: stored states are dropped, and the target writes no more states. The drafter
+wakes up when rows may have drafts again. Then only rows with complete keys (keys.py) get drafts, mostly new
+rows.
 """
 
 from typing import NamedTuple
@@ -158,11 +157,10 @@ class HeadDrafter:
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Read a step's states if the next tokens are known. Also read the waiting states for rows that may
-        have drafts.
+        """Read a step's states, and the stored states for rows that may have drafts.
 
-        When the head reads a token's state, the token's KV is written to the head's pool. `states` None: the
-        head has no keys for the step's rows.
+        Reading a token's state writes the token's KV to the head's pool. `states` None: the head has no keys
+        for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -190,12 +188,11 @@ class HeadDrafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step's states for rows[late] to the waiting states. Then read the waiting states for rows
-        that may have drafts.
+        """Store the step's states for rows[late]. Then read the stored states for rows that may have drafts.
 
-        Some rows (`lacks`) begin with cached blocks that the head has not read. These rows first borrow the
-        states that wait in these blocks for other rows. If too many states still wait afterwards, all waiting
-        states are discarded.
+        Rows in `lacks` begin with prefix-cache hits that the head has not read. These rows first borrow the
+        stored states from other rows with the same blocks. If too many states remain, all stored states are
+        discarded.
         """
         plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
@@ -211,12 +208,11 @@ class HeadDrafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """For rows that begin with blocks that the head has not read, borrow the states that wait in these
-        blocks for other rows. Returns which rows could borrow, bool [n].
+        """Borrow stored states for rows in `lacks`, and return which rows could borrow, bool [n].
 
-        Only rows that may have drafts (`selected`) borrow states. If the row to which the states belong reads
-        the states in this step, no other row borrows them. A row that lacks these states then drafts from the
-        next step on.
+        The states belong to other rows with the same prefix blocks. Only rows that may have drafts
+        (`selected`) borrow. States that their own row reads in this step are not lent; the lacking row then
+        drafts from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
