@@ -1,9 +1,9 @@
 """Runs the tests in forked processes: `pytest --workers N`.
 
-The tests are imported and collected once, and every worker process starts with this state. pytest-xdist would
-collect them in each worker, which costs half a minute of CPU time per worker. A worker runs module after
-module, so that a module's fixtures are made once. A worker without a module left takes tests from the module
-with the most tests left.
+Tests are imported and collected once, before the workers are forked. pytest-xdist would collect them in each
+worker, which costs half a minute of CPU time per worker. A worker runs module after module, so that a
+module's fixtures are made once. If no module is left, the worker takes tests from the module with the most
+tests left.
 """
 
 import multiprocessing
@@ -39,7 +39,7 @@ def pytest_runtestloop(session):
 class Queue:
     """The tests that no worker has yet, as indexes into `session.items`.
 
-    A unit is a list of tests that one worker runs, a module is a list of units.
+    A unit is a list of tests for a single worker. A module is a list of units.
     """
 
     def __init__(self, modules: Iterable[Iterable[list[int]]]):
@@ -63,8 +63,8 @@ class Queue:
 
 
 def queue_of(items) -> Queue:
-    """Return the queue of these tests. Tests with the same attribute `together` are one unit, perhaps of
-    several modules; modules with such tests come first, because they take the longest.
+    """Return the queue of these tests. Tests with the same `together` attribute form a unit, even across
+    modules. Modules with the largest units come first, because they take longest.
     """
     modules: dict[str, dict[str, list[int]]] = {}
     for index, item in enumerate(items):
@@ -76,7 +76,7 @@ def queue_of(items) -> Queue:
 
 
 class Worker:
-    """A worker process as the parent sees it. `tests`: the indexes that it got and has not finished."""
+    """The parent's handle of a worker process. `tests`: indexes of its unfinished tests."""
 
     def __init__(self, session, number: int):
         self.tests: deque[int] = deque()
@@ -143,9 +143,7 @@ class Pool:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _ended(self, worker: Worker) -> None:
-        """Report the test that ended its worker as failed, and start another worker. The ended worker's other
-        tests return to the queue.
-        """
+        """Report the test that ended its worker as failed, and start another worker for its other tests."""
         del self._workers[worker.pipe]
         code = worker.end()
         if not worker.tests:
@@ -192,7 +190,7 @@ def _work(session, pipe: Connection, parents: Connection, number: int) -> None:
             pipe.send(("finished", None))
             if following is None:
                 return
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # The parent says why, or is gone.
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # The parent reports the reason, or has ended.
         pass
     finally:
         capture.stop_global_capturing()
@@ -214,7 +212,7 @@ class Reporter:
         if not self._is_registered:
             return
         category, place = warning_message.category, (warning_message.filename, warning_message.lineno)
-        # Send only the warning's text, because the warning's objects perhaps cannot be pickled.
+        # Send only the warning's text, because its objects may not be picklable.
         plain = warnings.WarningMessage(str(warning_message.message), category, *place)
         value = {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
         self._pipe.send(("warning", value))

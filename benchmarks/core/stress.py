@@ -2,10 +2,10 @@
 
     python -m benchmarks stress [--requests N]
 
-Three runs preempt by recompute and three by swap: without further settings, with drafts, and with two steps
-in flight. Every run writes a log to disk. The simulated model's tokens depend on every KV slot that a request
-reads. All answers are compared with those of requests that run alone, and the logs are verified. Exits with 1
-when anything differs.
+Six runs preempt by recompute or by swap: plain, with drafts, and with two steps in flight. Every run writes a
+log to disk. The simulated model's tokens depend on every KV slot that a request reads. All answers are
+compared with the answers to requests that run alone, and the logs are verified. Exits with 1 when anything
+differs.
 
     --traces DIR   also run every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish,
                    and the log must verify

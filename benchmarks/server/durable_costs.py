@@ -144,7 +144,7 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
 
 async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
     """Return this process's CPU seconds until all answers are complete and stored."""
-    gc.collect()  # Otherwise a side would be charged for collecting the previous side's garbage.
+    gc.collect()  # The next side must not pay for the previous side's garbage.
     begun = time.process_time()
     await clients.ask(port, asked)
     await app.calls.flush()

@@ -1,5 +1,4 @@
-"""Compare servers (the sides) that differ in a single setting. The sides take turns to serve the same
-streams.
+"""Compare servers (the sides) that differ in a single setting, and serve the same streams in turn.
 
 Each round runs the sides in random order and then in reverse, so that a slowing machine affects all sides
 equally.
@@ -16,11 +15,11 @@ if TYPE_CHECKING:  # Imported late, after the number of threads is set.
     from benchmarks.server.processes import Running
 
 STREAMS = 16
-PAUSE_S = 0.03  # Seconds of pause after a turn, in which the log writes its last records.
+PAUSE_S = 0.03  # Pause after a turn in seconds; the log writes its last records meanwhile.
 
 
 def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield pairs of a round number and the side whose turn it is. Warm-up rounds have negative numbers."""
+    """Yield (round number, side) pairs. Warm-up rounds have negative numbers."""
     chance = random.Random(19)
     for number in range(-1, rounds):
         order = chance.sample(sides, len(sides))

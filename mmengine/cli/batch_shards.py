@@ -2,9 +2,9 @@
 share a folder.
 
 Each shard (part of the batch) has its own log, which is locked while a process works on the shard. After its
-own shard, a process continues unfinished shards without a lock from their logs. When all shards are answered,
-a process joins the answers into a single file. Existing results count only if their log was begun with the
-same request file.
+own shard, a process takes over unfinished, unlocked shards and continues them from their logs. When all
+shards are answered, a process joins the answers into a single file. Existing results count only if their log
+was begun with the same request file.
 """
 
 import os
@@ -81,9 +81,7 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether the shard is answered and no process writes to it. The result True is cached, because it is
-        final.
-        """
+        """Whether the shard is answered and no process writes to it. True is final, and cached."""
         log = self.log_of(shard)
         if shard in self._answered:
             return True
@@ -102,7 +100,7 @@ class Shards:
         return shard in self._answered
 
     def _join(self) -> None:
-        """Join all answers into one file. One process joins them while the others wait."""
+        """Join all answers into a single file, while other processes wait."""
         held = None
         while held is None:
             try:

@@ -27,9 +27,9 @@ class Resume:
     """Options for continuing a log.
 
     `mode`: which kinds of damage are tolerated, as in events/recovery.py. `force`: continue even if the
-    weights, the processor, the dtype or the backend have changed. `cause`: the error with which a step ended
-    the previous process, or "". `wanted`: returns whether a delivered answer is needed again. `awaited`: ids
-    of session requests for whose answers a caller still waits. Other session requests are not continued.
+    weights, the processor, the dtype or the backend have changed. `cause`: the step error that ended the
+    previous process, or "". `wanted`: returns whether a delivered answer is needed again. `awaited`: ids of
+    session requests whose callers still wait; other session requests do not continue.
     """
 
     mode: Mode = "tail"
@@ -43,10 +43,10 @@ class Resume:
 class ResumeState:
     """The contents of a log that an engine needs to continue it.
 
-    `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
-    numbers of the steps whose results the log lacks. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: the fingerprints in the last RECOVERED event; a check replaces them with the current
-    model's. `undelivered`: the observer that collects `answers`, also while the engine runs.
+    `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`:
+    numbers of steps without results in the log. `mode`, `cuts`: how the log was repaired. `fingerprints`: the
+    fingerprints in the last RECOVERED event; a check replaces them with the current model's. `undelivered`:
+    the observer that collects `answers`, also while the engine runs.
     """
 
     started: ev.Started

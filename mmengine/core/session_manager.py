@@ -139,9 +139,7 @@ class SessionManager(Observer):
                     self._expect(session.session_id, session.idle_ns)
 
     def recovered(self) -> None:
-        """Start the idle time of all sessions without a running request. Call this method after this process
-        took over a log.
-        """
+        """Start the idle time of all sessions without a running request, after a log was resumed."""
         for session in self._state.sessions.all.values():
             if not session.live:
                 self._expect(session.session_id, session.idle_ns)

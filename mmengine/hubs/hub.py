@@ -33,8 +33,7 @@ class Hub(Protocol):
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
-        """Return the files in the model's top folder by name. Callers must check the file names, which come
-        from the hub.
+        """Return the files in the model's top folder by name. The names are not trusted.
 
         `folders`: also return the files in subfolders, by their path with "/".
         """
@@ -46,7 +45,7 @@ class Hub(Protocol):
 
 
 class HubError(ModelError):
-    """An error at the hub. The message is for the user who named the model.
+    """An error at the hub, with a message for the user.
 
     `is_network`: the hub did not answer, and callers may use cached files. The code MODEL_NOT_FETCHED means
     that a retry may succeed.

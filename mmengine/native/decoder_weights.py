@@ -1,5 +1,5 @@
-"""Describes a decoder to the CPU kernels: fills the C structures of src/decoder/decoder.h and keeps the
-arrays that they point to alive.
+"""Describes a decoder to the CPU kernels: fills the C structures in src/decoder/decoder.h, and keeps their
+arrays alive.
 """
 
 import ctypes
@@ -32,9 +32,9 @@ class Sizes:
     """A decoder's dimensions.
 
     `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: how many values of a head are rotated; 0:
-    all. `gated`: qkv's output ends with a gate vector for each head of q; the vector's sigmoid multiplies the
-    head's attention output. `norm_once`: a bfloat16 norm is rounded only once, after multiplying by its
-    weight. `delta`: dimensions of the gated delta nets; None for a decoder without delta nets.
+    all. `gated`: qkv also computes a gate vector for each head of q, whose sigmoid multiplies the head's
+    attention output. `norm_once`: a bfloat16 norm is rounded only after the multiplication by its weight.
+    `delta`: dimensions of the gated delta nets; None for a decoder without delta nets.
     """
 
     hidden_size: int
@@ -50,7 +50,7 @@ class Sizes:
 
     @property
     def num_rows(self) -> int:
-        """Return how many heads qkv's output has for q, k, v and the gates together."""
+        """Return the number of heads in qkv's output: q, k, v and gates."""
         return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
 
 

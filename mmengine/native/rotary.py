@@ -1,4 +1,4 @@
-"""A table of cosines and sines for rotary positions, which grows with the largest position seen."""
+"""A table of cosines and sines for rotary positions. The table grows with the largest position."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The row invariants: which requests may run, and which KV the blocks of a row hold. A row is a running
-request's slot in the batch. invariants.py lists these invariants with their names.
+"""The row invariants: which requests may run, and which KV a row's blocks contain. A row is a running
+request's slot in the batch. invariants.py names the invariants.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """
@@ -78,9 +78,7 @@ def broken_chunks(state: State) -> Iterator[str]:
 
 
 def broken_atomic_runs(state: State) -> Iterator[str]:
-    """Check that a row's computed tokens never end inside an embedding run, neither before nor after a
-    step.
-    """
+    """Check that a row's computed tokens never end inside an embedding run."""
     rows = state.running if state.config.atomic_runs else state.running[:0]
     for row in rows.tolist():
         media, after = state.requests_by_row[row].request.media, int(state.num_computed[row])

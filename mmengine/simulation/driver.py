@@ -43,8 +43,7 @@ class SimulationReport:
 
 
 class _Feed:
-    """The core's source of observations: the core calls `drain`, and `fill` puts the due events into the
-    inbox.
+    """The core's source of new events. `fill`: puts the due events into the inbox.
 
     `leavers`: returns the events of requests that end while the step runs.
     """
@@ -102,8 +101,8 @@ class Driver:
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()
-        # Used only with vLLM's scheduler. The keys are the ids of requests whose grammar failed. A value says
-        # whether the scheduler has examined the request since the failure.
+        # With vLLM's scheduler, request id -> whether the scheduler has examined the request since its
+        # grammar failed.
         self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0
@@ -205,8 +204,7 @@ class Driver:
     def _seen_failing(self) -> list[ev.Event]:
         """Return a GRAMMARFAILED event for each failed grammar that vLLM's scheduler has noticed.
 
-        vLLM notices a failed grammar when it examines the request. If the scheduler did not examine the
-        request, because rows or blocks were short, the request stays in the queue.
+        vLLM notices a failed grammar only when it examines the request.
         """
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:
@@ -270,8 +268,7 @@ class Driver:
                         core.inbox.put(ev.CacheReset(event.reset_running))
 
     def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
-        """Return whether vLLM refuses a cache reset that preempts no requests. vLLM refuses if a request
-        still holds blocks.
+        """Return whether vLLM refuses a cache reset without preemption, because a request still has blocks.
 
         `leaving`: requests that end before the reset.
         """

@@ -1,5 +1,5 @@
-"""Handles the requests in a workload that belong to sessions: delays each request until its session is idle,
-and puts the session's tokens before the request's prompt.
+"""Handles a workload's session requests: delays each request until its session is idle, and prepends the
+session's tokens to the prompt.
 """
 
 from collections import deque

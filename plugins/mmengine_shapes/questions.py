@@ -2,10 +2,10 @@
 
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
-Every function returns a dict from task name to (question, answer) pairs. The list of a task is empty if the
-scene does not fit the task. Without `rng`, a question has the first wording of its task; with `rng`, a random
-one. In every answer, the position of a thing comes before its other properties, so that the model can look
-them up by the position that it has just written.
+Every function returns a dict from task name to (question, answer) pairs. A task's list is empty if the scene
+does not fit the task. Questions have a random wording with `rng`, otherwise the task's first wording. Answers
+state a thing's position before its other properties, so that the model can look the properties up by
+position.
 """
 
 import json
@@ -101,7 +101,7 @@ def describe(scene: Scene) -> str:
 
 
 def how_many(number: int, kind: str) -> str:
-    """Return the sentence that tells the number of shapes. `kind`: a colour followed by a space, or ""."""
+    """Return a sentence with the number of shapes. `kind`: a colour and a space, or ""."""
     return f"There is 1 {kind}shape." if number == 1 else f"There are {number} {kind}shapes."
 
 
@@ -144,7 +144,7 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
 
 
 def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
-    """Return the present words and at most as many absent words, so that not too many answers are "no"."""
+    """Return the present words and at most as many absent words, to limit the answers "no"."""
     absent = [word for word in words if word not in present]
     number = min(len(present), len(absent))
     return present + (rng.sample(absent, number) if rng else absent[:number])

@@ -66,7 +66,9 @@ AttentionInterface.register(RECORDER, record)
 
 @contextmanager
 def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
-    """While the context lasts, collect the attention calls of a decoder that uses the function RECORDER."""
+    """Collect a decoder's attention calls inside the context. The decoder must use the attention function
+    RECORDER.
+    """
     calls: list[AttentionCall] = []
     modules = list(decoder.modules())
     for module in modules:
@@ -105,8 +107,8 @@ def layers_of(
 
 
 def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
-    """Return heads into which every layer's heads fit. Their keys and values have equal sizes, which the CPU
-    kernels support. Raises ModelError if no heads can fit every layer.
+    """Return the KV pool's heads, into which every layer's heads fit. Keys and values have the same size, a
+    multiple of HEAD_STEP. Raises ModelError if no heads can fit every layer.
     """
     heads = [call.heads for call in calls]
     for each in heads:

@@ -14,9 +14,7 @@ WHY = "grammar_backend xgrammar supports no other order"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Return a note on each object of a normalized schema for which llguidance would accept other orders of
-    keys.
-    """
+    """Return a note on each object whose keys llguidance would accept in other orders."""
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
     for schema, pointer in waiting:
         if MARK in schema:

@@ -1,9 +1,8 @@
 """Writes a normalized schema (json_schema/normalization.py) as EBNF for xgrammar. Refuses a schema with a
 keyword that is not on this module's allow-list.
 
-xgrammar can read JSON Schema itself, but it silently drops many keywords and misreads others. Therefore
-xgrammar never gets a schema. This module either writes a keyword of the normalized schema as EBNF, or refuses
-it with its JSON pointer.
+xgrammar's own JSON Schema reader silently drops many keywords and misreads others. Therefore xgrammar never
+gets a schema.
 """
 
 import json
@@ -68,10 +67,10 @@ def _refuse_at(keyword: str, pointer: str, part: str, advice: str = ADVICE) -> N
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """Return expressions for the white space inside brackets, for a comma with the white space around the
-    comma, and for a colon with the white space around the colon.
+    """Return expressions for white space inside brackets, for a comma with its white space, and for a colon
+    with its white space.
 
-    Removes from `options` the options that set the white space.
+    Removes the white-space options from `options`.
     """
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:
@@ -245,12 +244,12 @@ class _Writer:
         return self.rules.add(f"{key} {self.colon} {value}")
 
     def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
-        """Return an expression for a member whose key the schema does not name, or None if the schema allows
-        only named keys.
+        """Return an expression for a member with an unnamed key, or None if the schema allows only named
+        keys.
         """
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            # Normalization wrote the JSON pointer of these patterns in the original schema into $comment.
+            # Normalization wrote the patterns' JSON pointer in the original schema into $comment.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             _refuse_at("patternProperties", at, "several patterns on one string")
         for pattern, part in patterns.items():
@@ -277,8 +276,8 @@ class _Writer:
             self._refuse("patternProperties", pointer, part)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
-        """Return an expression for an object's members: first the named members in order, then `least` to
-        `most` other members. Optional named members may be left out.
+        """Return an expression for an object's members: the named members in order, then `least` to `most`
+        other members.
         """
         # Expressions for the rest of the object: after a member, and before the first member.
         after = before = EMPTY
@@ -298,7 +297,7 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Return a repetition with xgrammar's own counts, which are fast enough for items and members."""
+    """Return `body`, repeated `low` to `high` times."""
     if high == 0:
         return EMPTY
     return f"({body}){{{low},{'' if high is None else high}}}"

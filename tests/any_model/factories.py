@@ -18,7 +18,7 @@ from mmengine.testing.contract import make_lively
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 VOCABULARY = 320
-BASE = {  # Sizes that nearly all text configs name alike.
+BASE = {  # Fields that nearly all text configs share.
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -36,10 +36,10 @@ Ids = Mapping[str, int]  # Maps a special token to its id.
 
 @dataclass(frozen=True)
 class Words:
-    """What an architecture's tokenizer and template need beside the defaults.
+    """The special tokens and placeholders for an architecture's tokenizer and chat template.
 
     `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`,
-    `video`: what the chat template writes for an item.
+    `video`: the chat template's text for an item.
     """
 
     special: Sequence[str] = ()
@@ -50,10 +50,10 @@ class Words:
 
 @dataclass(frozen=True)
 class Factory:
-    """How to write an architecture's checkpoint.
+    """A recipe for an architecture's checkpoint.
 
     `model`: builds the model from the special tokens' ids. `processor`: builds the processor from the
-    tokenizer, or None for a text model. `seed`: the weights' seed; not 0 for a model that repeats a few
+    tokenizer, or None for a text model. `seed`: the weights' seed, changed for models that repeat a few
     tokens with seed 0.
     """
 

@@ -1,6 +1,4 @@
-"""Tests a drafter that reads one token ahead: the answers stay right even if that token belongs to an image
-that is not encoded yet.
-"""
+"""Tests a drafter that reads a token ahead, even a token in an image that is not encoded yet."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The fifty calls that are open when a server is killed: all kinds, each with its own texts."""
+"""Fifty calls of all kinds that are open when a server is killed."""
 
 import base64
 import json
@@ -36,17 +36,8 @@ SHAPE = {
 }
 CHAT, COMPLETIONS, RESPONSES, BATCHES = "chat", "completions", "responses", "batches"
 MAX_TOKENS = {True: 260, False: 200}  # for the echo engine, and for the embedded checkpoint
-SHORT = {
-    4,
-    10,
-    13,
-    21,
-    24,
-    27,
-    29,
-    30,
-    43,
-}  # calls that end early, so that their answers are stored while other calls are open
+# calls that end early, while other calls are open
+SHORT = {4, 10, 13, 21, 24, 27, 29, 30, 43}
 SHORT_TOKENS = 12
 NUM_LINES, LINES = 8, 100  # lines of the batch, and the number of its first line
 
@@ -68,13 +59,13 @@ class Call(NamedTuple):
 
 
 class _Calls:
-    """Makes the calls. With `echo`, answers repeat the prompt, so a prompt contains the wanted answer."""
+    """Makes the calls. With `echo`, the engine repeats the prompt, so the prompt contains the answer."""
 
     def __init__(self, echo):
         self._echo, self.calls = echo, []
 
     def add(self, count, api, what, *, is_long=True, **how):
-        """Add `count` calls. `what` returns the fields of the body for a call's number."""
+        """Add `count` calls. `what`: maps a call's number to body fields."""
         for place in range(count):
             number = len(self.calls)
             body = {**(self._length(number) if is_long else {}), **what(number)}
@@ -100,9 +91,7 @@ class _Calls:
         return SHORT_TOKENS if number in SHORT and not self._echo else MAX_TOKENS[self._echo]
 
     def said(self, number, text):
-        """Return the prompt that makes the echo engine answer `text`, or the call's own text for the
-        checkpoint.
-        """
+        """Return `text` for the echo engine, or the call's own prompt for the checkpoint."""
         return text if self._echo else self.text(number)
 
     def message(self, number, text=None, image=None):

@@ -1,4 +1,4 @@
-"""examples/killed_server.py runs as its page shows."""
+"""Tests examples/killed_server.py."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""Tests a mixture of experts in a GGUF file, where experts are stacked, against a folder with the same
-weights.
-"""
+"""Tests a mixture of experts in a GGUF file, which stacks experts, against a folder with the same weights."""
 
 import json
 

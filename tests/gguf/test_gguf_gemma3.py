@@ -52,7 +52,7 @@ def answers(model, chats):
 
 
 def near(found, expected):
-    """Compare answers whose computations may round differently in the last bits."""
+    """Assert equal tokens, and log-probabilities within 1e-4."""
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     for (_, mine), (_, theirs) in zip(found, expected, strict=True):
         for got, wanted in zip(mine, theirs, strict=True):
@@ -72,7 +72,7 @@ def expected(folders):
 
 @pytest.mark.parametrize("swaps", [False, True])
 def test_a_pair_answers_like_its_folder(folders, expected, tmp_path, swaps):
-    """Images and windows change the answers, so both must be those of the folder."""
+    """Images and attention windows affect these answers."""
     model = write_gemma(folders / "gemma3", tmp_path, swaps=swaps, keys=WINDOWS)
     near(answers(model, CHATS), expected)
     assert model_note(model) == "projector mmproj-F32.gguf: an image becomes 4 tokens"
@@ -91,7 +91,7 @@ def test_matrices_stay_as_stored(folders, tmp_path):
 
 @pytest.fixture(scope="module")
 def tied(folders):
-    """Return a text model whose head is its embedding, as in all published Gemma 3 models."""
+    """Return a text model with tied embeddings, as in all published Gemma 3 models."""
     folder = folders / "tied"
     shutil.copytree(folders / "gemma3_text", folder)
     config = json.loads((folder / "config.json").read_text())
@@ -103,7 +103,7 @@ def tied(folders):
 
 
 def test_a_tied_embedding_is_in_memory_once(tied, tmp_path):
-    """Gemma scales its embeddings, so the embedding's rows are the head's rows times a factor."""
+    """Gemma's embedding is its output matrix times a factor."""
     model = write_gemma(tied, tmp_path, "Q8_0", keys=WINDOWS)
     network = plugin.load_model(model, device="cpu", dtype="float32")
     assert type(network._parts.model.get_input_embeddings()) is PackedEmbedding
@@ -144,7 +144,8 @@ def config_of(folders, out, **keys):
 def test_windows_and_rotary_embeddings_of_layers(folders, tmp_path):
     rope = {"rope_theta": 1000000.0, "rope_type": "default"}
     plain = config_of(folders, tmp_path)
-    assert plain["layer_types"] == ["sliding_attention"] * 4  # Every sixth layer of a larger model has none.
+    # In larger models, every sixth layer has full attention.
+    assert plain["layer_types"] == ["sliding_attention"] * 4
     local = {"rope_theta": 10000.0, "rope_type": "default"}
     assert plain["rope_parameters"] == {"full_attention": rope, "sliding_attention": local}
     assert plain["query_pre_attn_scalar"] == 16

@@ -42,7 +42,7 @@ def test_products_equal_torch(kernels, kernel_device, rows, width, depth, dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(kernels, kernel_device, dots_in_order, dtype):
-    """Compare rows of a batch of 70 with the same rows in smaller batches, and among rows of NaN."""
+    """Rows in a batch of 70 equal the same rows in smaller batches, and among rows of NaN."""
     linear, x, _, _ = layer(kernels, kernel_device, dtype, 40, 72, True, 1)
     whole = linear(x)
     for count in range(1, 71):
@@ -65,7 +65,7 @@ def test_unaligned_and_strided_rows_give_the_same(kernels, kernel_device, dots_i
 
 
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
-    """Compute 35 rows together and one by one, with complete and incomplete groups of row tiles."""
+    """Results are the same with complete and incomplete groups of row tiles."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
     x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])

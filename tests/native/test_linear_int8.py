@@ -1,6 +1,4 @@
-"""Tests layers with integer weights whose input rows are quantised to int8, for each instruction set that
-this CPU has.
-"""
+"""Tests linear layers with integer weights and int8 inputs, for each instruction set of this CPU."""
 
 import pytest
 import torch
@@ -20,8 +18,8 @@ def layer_of(library, codes, form, group, **how):
 
 
 def rounded(x):
-    """Return the values that the kernels multiply, float64. Each block of 32 values in x is rounded to
-    multiples of (the block's largest magnitude / 127).
+    """Return x (float64) as the kernels round it: each block of 32 values to multiples of its largest
+    magnitude / 127.
     """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)
@@ -33,7 +31,7 @@ def rounded(x):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_equal_rounded_rows(library, form, group, mins):
-    """The results equal the product of the rounded rows, and a row's bits do not depend on the batch."""
+    """Results equal the product with rounded inputs, and a row's bits do not depend on the batch."""
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -61,9 +59,7 @@ def test_every_instruction_set_gives_the_same_bits(form, mins):
 
 
 def test_the_largest_codes_do_not_overflow(library):
-    """The extreme codes are multiplied with inputs of each sign. With AVX2, the int4 kernel adds products in
-    16 bits, which could overflow.
-    """
+    """With AVX2, the int4 kernel adds products in 16 bits, which could overflow."""
     for form, value in ((Form.INT8, 127), (Form.INT8, -127), (Form.INT4, 7), (Form.INT4, -8)):
         codes = Codes(torch.full((32, 256), value, dtype=torch.int8), torch.ones(32, 1))
         layer = layer_of(library, codes, form, 256)

@@ -1,4 +1,4 @@
-"""Tests that decoding base64 in pieces gives the same result as decoding it at once."""
+"""Tests decoding media sources: base64 in pieces, and data: URLs."""
 
 import base64
 import random
@@ -36,9 +36,8 @@ def test_pieces_decode_like_the_whole(piece, monkeypatch):
             text[place : place + chosen.randrange(2)] = chosen.choice([*" \nA-é", "", "==="])
         asked = "".join(text)
         bare = "".join(asked.split())
-        if bare.endswith("=") and (
-            bare.endswith("===") or len(bare) % 4
-        ):  # Python takes some excess padding.
+        # Python accepts some excess padding.
+        if bare.endswith("=") and (bare.endswith("===") or len(bare) % 4):
             continue
         refused += whole(asked) is None
         assert in_pieces(asked) == whole(asked), asked

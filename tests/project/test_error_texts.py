@@ -10,8 +10,8 @@ import pytest
 from tests.project import code_size
 
 ROOT = Path(__file__).parents[2]
-# String methods (TESTS) and regular expression functions (MATCHES) that examine a text. `partition` is not
-# listed: reducing a text to its first line for display is allowed.
+# String methods (TESTS) and regular expression functions (MATCHES) that examine a text. `partition` is
+# allowed, to display a text's first line.
 TESTS = ("startswith", "endswith", "find", "rfind", "index", "removeprefix", "removesuffix", "replace")
 MATCHES = ("match", "search", "fullmatch", "findall", "finditer", "sub", "split")
 # Attributes that hold an error's text.
@@ -40,9 +40,7 @@ class Finder:
         self.tree, self.names = tree, {*NAMES, *caught_names(tree)}
 
     def is_text(self, node):
-        """Return whether an expression is an error's text, or a variable that may hold an error or its
-        text.
-        """
+        """Return whether an expression may be an error or its text."""
         match node:
             case ast.Name(id=name):
                 return name in self.names

@@ -1,5 +1,5 @@
-"""Tests that text decoder and vision tower together give transformers' logits for any batch and any chunks,
-with the CPU kernels and with torch.
+"""Tests that the whole model gives transformers' logits for any batch and chunks, with the CPU kernels and
+with torch.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
 def decoder(request):
-    """Choose the decoder class with which models are loaded, and yield it."""
+    """Load models with this decoder class."""
     if request.param == "torch":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("mmengine.models.network.native.load", lambda: None)
@@ -128,7 +128,7 @@ def test_greedy_tokens_equal_generate(tiny, kind):
             **inputs, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
         )[0, len(prompt.ids) :]
     assert len(set(expected.tolist())) > 5, "too few distinct tokens: the comparison proves nothing"
-    # Append the generated tokens as text: their positions must follow the prompt's delta.
+    # Append the generated tokens as text. Their positions include the prompt's M-RoPE delta.
     _, delta = plugin.positions(prompt.ids, prompt.media)
     prompt.ids = np.concatenate((prompt.ids, expected.numpy().astype(np.int32)))
     prompt.types = np.concatenate((prompt.types, np.zeros(20, prompt.types.dtype)))
@@ -156,9 +156,7 @@ def test_hub_style_config_gives_the_same_model(tmp_path):
 
 
 def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
-    """The difference to transformers in bfloat16 is smaller than the difference between transformers in
-    bfloat16 and in float32.
-    """
+    """In bfloat16, logits differ from transformers' by less than transformers' own rounding error."""
     from transformers import Qwen3VLForConditionalGeneration
 
     exact = make_reference(tmp_path)
@@ -176,9 +174,7 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """A checkpoint stores a head although its config ties the head to the embedding. As in transformers, a
-    head that equals the embedding is tied, and a different head is used.
-    """
+    """If the config ties the embeddings, a stored head is used only if it differs, as in transformers."""
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration
 

@@ -1,6 +1,4 @@
-"""Tests that replay imports no model code, no device code, and no modules that could make it
-nondeterministic.
-"""
+"""Tests that replay imports no model code, device code or nondeterministic modules."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Tests the invariants of a state: each kind of damage breaks exactly the invariant that is made for it."""
+"""Tests the state invariants: each kind of damage breaks exactly its own invariant."""
 
 import numpy as np
 import pytest
@@ -21,8 +21,8 @@ from tests.replay.planted.nights import Night
 
 
 def busy() -> State:
-    """Return a state with two scheduled rows and two waiting requests. The open step ends inside an image for
-    one of the rows.
+    """Return a state with two scheduled rows and two waiting requests. In the open step, a row's chunk ends
+    inside an image.
     """
     bench = Bench(swap_blocks=4, max_num_seqs=2, long_prefill_token_threshold=6)
     bench.submit(request("a", 20, media=[image(1, 2, 6)]), request("b", 9), request("c", 3), request("d", 3))
@@ -68,8 +68,8 @@ def forget_an_encoder_entry(state):
 
 
 def drop_an_encoder_reference_early(state):
-    """Release a request's encoder output too early, as if the row had computed its whole image. The encoder
-    cache and the request still agree, so only the invariant `media` breaks.
+    """Release a request's encoder output before the row has computed its image. The encoder cache and the
+    request still agree, so only the invariant `media` breaks.
     """
     req_state = state.requests["a"]
     req_state.held_media.clear()
@@ -185,8 +185,8 @@ def overrun_the_budget(patch):
     ],
 )
 def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
-    """The build that wrote the log derives the same wrong decisions again, so `verify` alone finds nothing.
-    The invariant finds the bug, because it recomputes the state's counts.
+    """`verify` alone finds nothing, because the build repeats its wrong decisions. The invariants recount the
+    state.
     """
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)

@@ -1,5 +1,5 @@
-"""Tests rerun, minimize's playback and the report on logs with changed or missing records: each returns a
-result or raises an error of one line.
+"""Tests rerun, minimize's playback and the report on logs with changed or missing records. Each gives a
+result or a one-line error.
 """
 
 import random

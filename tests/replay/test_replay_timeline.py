@@ -36,9 +36,7 @@ def test_every_event_comes_with_the_state_before_it(folder):
 
 @pytest.mark.parametrize("decide", ["all", "one", "none"])
 def test_the_scheduler_decides_each_step_as_logged(folder, decide):
-    """The scheduler decides each step as logged. The walk continues correctly whether a step was decided
-    fully, partly or not at all.
-    """
+    """The walk continues correctly whether a step was decided fully, partly or not at all."""
     numbers = []
     for step in open_log(folder).steps():
         numbers.append(step.number)
@@ -101,7 +99,7 @@ def test_a_log_cut_within_its_last_step(folder, tmp_path):
 
 
 def test_a_step_that_never_ends_is_refused(folder, tmp_path):
-    """A step with more decisions than any step can have is refused, even if each decision could be valid."""
+    """A step's number of decisions is limited, even if each decision could be valid."""
     records = list(LogReader(folder))
     index = next(n for n, r in enumerate(records) if isinstance(r.event, ev.Admitted))
     writer = LogWriter(tmp_path / "log")
@@ -113,7 +111,6 @@ def test_a_step_that_never_ends_is_refused(folder, tmp_path):
 
 
 def test_steps_under_other_rules_use_this_builds_rules(folder, tmp_path):
-    """A step that was logged under other decision rules is decided by this build's rules."""
     records = list(LogReader(folder))
     writer = LogWriter(tmp_path / "log")
     for record in records:

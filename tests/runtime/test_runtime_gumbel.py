@@ -84,7 +84,7 @@ def test_noise_is_gumbel_distributed():
 
 
 def test_neighbouring_keys_are_uncorrelated():
-    """Noise is unrelated if the seed, sample index, output index or token differs by one."""
+    """Noise is uncorrelated if the seed, sample index, output index or token differs."""
     n = 60000
     base = gumbel_noise(np.array([5]), np.array([0]), np.array([0]), n, CPU)[0]
     others = [

@@ -1,4 +1,4 @@
-"""Tool calls are parsed from an answer's text. The result does not depend on the chunks in which tokens
+"""Tests parsing tool calls from an answer's text. The result does not depend on the chunks in which tokens
 arrive, and no text is lost.
 """
 
@@ -53,7 +53,7 @@ said = st.sampled_from(["", "I look it up.", " \n", "a < b <tool", "x\n\n"])
 
 
 def written(form, name, given):
-    """Return a call as templates write it; None if XML cannot express it."""
+    """Return a call in a template's syntax, or None if XML cannot express the call."""
     if form == "json":
         body = json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
         return f"<tool_call>\n{body}\n</tool_call>"
@@ -203,7 +203,7 @@ def test_errors_in_unenforced_arguments_are_reported():
 
 
 def test_the_work_grows_with_the_text():
-    """Each push reads the text that is held back, and no more than the head of a call is ever held back."""
+    """Each push reads the held-back text, which is never longer than a call's head."""
     body = json.dumps({"text": "".join(random.Random(1).choices('ab{}"\\<', k=10_000))})
     text = f'<tool_call>\n{{"name": "say", "arguments": {body}}}\n</tool_call>'
     parser, pieces, most_held = ToolCallParser(FORMS["json"]), [], 0

@@ -1,7 +1,6 @@
-"""With on_truncation "close", answers are completed at the end of their budget.
+"""Tests on_truncation "close", which completes an answer before its token budget ends.
 
-Each answer stops within its budget and matches its schema, with any weights, temperature and batch, and after
-interruptions.
+Answers match their schemas with any weights, temperature and batch, and after interruptions.
 """
 
 import itertools
@@ -74,7 +73,7 @@ def closed_jobs(schemas, shortest, temperature, more):
 
 
 def check_closed(asked, answered):
-    """Check all answers against their schemas, and return how many were completed because of their budget."""
+    """Check all answers against their schemas, and return the number of completed answers."""
     closed = 0
     for number, (schema, options) in enumerate(asked):
         choice = answered[number].choices[0]
@@ -124,7 +123,7 @@ def test_many_closed_answers_are_valid(weights, temperature, random_weights):
 
 @pytest.mark.parametrize("budget", range(25, 60, 5))
 def test_a_long_answer_is_closed_at_each_budget(budget):
-    """Without its limit the model would write more tokens than each of these budgets."""
+    """The answer without a limit is longer than each budget."""
     with Engine() as engine:
         cut = engine.generate(
             [QUESTIONS[0]], max_tokens=budget, temperature=1.5, seed=2, response_format=form(LONG)
@@ -168,7 +167,7 @@ def test_forms_that_are_no_json_are_closed(grammar, budget):
 
 @pytest.mark.parametrize("end", ["</think>", "So"])
 def test_reasoning_is_ended_in_time(end):
-    """Reasoning ends early enough for the answer; a pool that preempts in between changes nothing."""
+    """Reasoning ends early enough for the answer, also after preemptions."""
     found, asked = [], []
     for pool in ({}, {"num_blocks": 19, **SMALL}):
         with Engine(config=EngineConfig(reasoning_end=end, **pool)) as engine:
@@ -204,9 +203,7 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
 
 
 def test_logprobs_are_the_models_own():
-    """For a token that replaced the model's choice, the answer reports the logprob that the model gave this
-    token.
-    """
+    """A token that replaced the model's choice has the model's logprob."""
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
         answer = engine.generate([QUESTIONS[0]], response_format=closing(LONG), **asked)[0].choices[0]

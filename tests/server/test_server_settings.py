@@ -1,4 +1,4 @@
-"""Tests of the options of `mmengine serve` as flags, in a file and in the environment, and of TLS."""
+"""Tests the options of `mmengine serve` from flags, files and the environment, and TLS."""
 
 import http.client
 import json
@@ -31,9 +31,7 @@ OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name 
 
 @pytest.fixture
 def started(monkeypatch):
-    """A function that runs `mmengine serve` with a fake engine and a fake server, and returns the settings
-    that they get.
-    """
+    """Return a function that runs `mmengine serve` with fakes, and returns the settings."""
     from mmengine.cli import serve
 
     kept = SimpleNamespace()
@@ -127,9 +125,7 @@ def other_values(tmp_path):
 
 
 def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
-    """Flags, environment variables and lines in a file set the same values. Every option has a value other
-    than its default.
-    """
+    """Flags, environment variables and lines in a file set the same values."""
     somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))

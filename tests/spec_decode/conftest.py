@@ -8,7 +8,7 @@ __all__ = ["random_weights"]
 
 @pytest.fixture(params=["kernels", "torch"])
 def compute(request, monkeypatch):
-    """Run a head and its attention with the native kernels, or both with torch."""
+    """Run a draft head with the native kernels, or with torch."""
     if request.param == "torch":
         monkeypatch.setattr(native_library, "load", lambda: None)
     elif native_library.load() is None:

@@ -1,4 +1,4 @@
-"""Tests that answers, metrics and the log report the same numbers of drafts as the records of the steps."""
+"""Tests that answers, metrics and `log show` report the draft counts in the log's steps."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from tests.spec_decode.test_failing_drafters import Failing
 
 
 def counted(folder):
-    """Return the numbers of proposed and of accepted drafts for each request, and the counts for each
-    drafter, computed from the log's events.
+    """Return (proposed drafts by request, accepted drafts by request, counts by drafter) from the log's
+    events.
     """
     proposed, accepted, drafters = Counter(), Counter(), defaultdict(DraftCounts)
     for state, record in fold(CheckedLog(folder)):

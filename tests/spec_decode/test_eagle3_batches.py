@@ -1,6 +1,4 @@
-"""Tests of a draft head with other rows in the batch, other drafters, shared prefix blocks, and changing
-draft counts.
-"""
+"""Tests a draft head in batches, with other drafters, shared prefix blocks and changing draft counts."""
 
 import random
 from collections import Counter
@@ -73,7 +71,7 @@ def asked_about(count):
 
 
 def test_drafts_are_the_same_alone_and_in_a_batch():
-    """The rows have an image, a video or text alone, so their drafts have different rotary positions."""
+    """Images and videos give the rows' drafts different rotary positions."""
     asked, alone, together = asked_about(8), Heard(), Heard()
     for name, one in asked.by_id.items():
         answers(Asked({name: one}), steer=alone, **SEVEN)
@@ -123,7 +121,7 @@ class ForSome(Scripted):
 
 
 def num_drafters(folder):
-    """Return {number of drafters whose drafts a step verified: number of such steps}."""
+    """Return {number of drafters: number of steps that verified drafts from this many drafters}."""
     found = Counter()
     for state, record in fold(CheckedLog(folder)):
         if isinstance(record.event, ev.Executed):
@@ -134,9 +132,7 @@ def num_drafters(folder):
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])
 def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeypatch, tmp_path):
-    """Two drafters know some requests' answers; where they propose nothing, and for other requests, a head
-    drafts.
-    """
+    """Two scripted drafters draft for a third of the requests each, and a head drafts for other rows."""
     asked = mixed(20, seed=4)
     want = answers(asked, spec="none")
     scripts = [ForSome(want.truth, which) for which in (0, 1)]
@@ -206,9 +202,7 @@ def test_many_schedules_and_ks_give_the_same_answers(wanted, pool, most, seed, t
 
 
 def test_rows_without_a_seed_do_not_change_other_rows():
-    """Requests without a seed get different noise in each run; requests with a seed must get the same
-    tokens.
-    """
+    """Only requests without a seed get different tokens in each run."""
     seeds = [0, None, 1, None, 2**62, None]
 
     def said(spec):

@@ -1,4 +1,4 @@
-"""Test values from incomplete JSON texts: each shows the value so far, and no value shrinks."""
+"""Test values from incomplete JSON texts. Values only grow."""
 
 import json
 import random

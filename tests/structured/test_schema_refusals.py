@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.normalization import SchemaRefused, 
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
-P = "\\p{L}"  # Beside this pattern, overlapping key patterns cannot be separated.
+P = "\\p{L}"  # With this key pattern, overlapping key patterns cannot be separated.
 CASES = [
     # schema, keyword, pointer
     ({"type": "number", "not": {"multipleOf": 3}}, "not", "#/not"),

@@ -1,4 +1,4 @@
-"""Tests the validation of answers to schemas that could not be enforced."""
+"""Tests validating answers against schemas that were not enforced."""
 
 import json
 

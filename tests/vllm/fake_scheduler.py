@@ -1,5 +1,5 @@
-"""A scheduler with the public interface of vLLM's, for tests without vLLM: first come, first served, one KV
-group, whole prompts, prefix hits of one earlier prompt, one token for each row and step.
+"""A fake of vLLM's scheduler, for tests without vLLM: FCFS, a single KV group, whole prompts, no prefix hits,
+a token per row and step.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ EOS = 2
 
 
 class FullAttentionSpec:
-    """Tells a KV group's kind by its class name."""
+    """Marks a KV group as full attention by its class name."""
 
 
 class FakeRequest:
@@ -47,7 +47,7 @@ class FakeRequest:
 
 
 class FakeScheduler:
-    """A scheduler with `num_blocks` KV blocks. Block 0 is included, but no request gets block 0."""
+    """A scheduler with `num_blocks` KV blocks, including the unused block 0."""
 
     def __init__(self, *, max_num_seqs=4, num_blocks=32, block_size=4, max_model_len=64, overlaps=False):
         self.scheduler_config = SimpleNamespace(
@@ -197,9 +197,8 @@ class FakeScheduler:
 
 
 def run_output(output, next_token):
-    """Return a model runner's result for `output`, with the requests sorted by id instead of in scheduling
-    order. `next_token`: maps a request's id to
-    a token.
+    """Return a model runner's result for `output`, with requests sorted by id. `next_token`: maps a request
+    id to a token.
     """
     names = sorted(output.num_scheduled_tokens)
     return SimpleNamespace(

@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """Return a request with one of five system prompts and up to two of 100 images. Every fourth request
+    """Return a request with a system prompt (from five) and up to two images (from 100). Every fourth request
     stops early.
     """
     media, place = [], 48

@@ -202,7 +202,7 @@ def _print_one(folder: Path, report: "VerifyReport", decode: "Decode | None") ->
 
 
 def _advice(folder: Path, found: "Divergence") -> list[str]:
-    """Return the lines that name the commands to run next."""
+    """Return lines with the commands to run next."""
     from mmengine.replay.queries.divergence_text import next_commands
 
     return ["next:", *(f"  {printable(command, 4096)}" for command in next_commands(folder, found))]

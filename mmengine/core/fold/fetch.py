@@ -60,8 +60,8 @@ def apply_arrived(state: State, event: ev.Arrived) -> None:
 
 
 def apply_lost(state: State, event: ev.Lost) -> None:
-    """End the request's fetch. After a missed deadline the offers to all other requests are dropped too.
-    Otherwise each of these requests would wait for the slow store in turn.
+    """End the request's fetch. After a missed deadline all offers are dropped, because other requests would
+    also wait for the slow store.
     """
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:

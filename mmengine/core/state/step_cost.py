@@ -2,7 +2,7 @@
 
 A bucket groups steps with similar row counts. Each bucket keeps its last MEMORY steps without drafts, and its
 last MEMORY steps with drafts for each draft level (at level n, drafters 0 to n draft). With two steps in
-flight, a step that delays the loop because drafting may follow counts as a step with drafts.
+flight, a step before drafting also counts as a step with drafts, because the loop waits for its end.
 
 A draft level's gain is its throughput relative to steps without drafts (lower quartile of their times).
 Outliers count as 1.5 times the usual time. A bucket with too few steps without drafts uses a similar bucket.
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import median_low
 
 ONE = 1 << 16
-MEMORY = 16  # number of kept steps of one kind
-ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # minimum numbers of kept steps, without and with drafts, for a result
+MEMORY = 16  # number of kept steps per list
+ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # minimum number of kept steps for a result, without and with drafts
 # Minimum total number of rows in the kept steps with drafts.
 ENOUGH_ROWS = 16
 MOST_NS = 1 << 40  # upper limit for step times, because a log may contain any number
@@ -56,7 +56,7 @@ class StepCosts:
         _add(self._drafted.setdefault((bucket, level), []), step)
 
     def add_failure(self, bucket: int, level: int) -> None:
-        """Record that the drafters at this level proposed no drafts, or that their drafts lost time."""
+        """Record that this level's drafters proposed no drafts, or lost time."""
         self._drafted[bucket, level] = [(MOST_NS, 0, ENOUGH_ROWS, 1)] * ENOUGH_DRAFTED
 
     def wants_plain(self, bucket: int) -> bool:

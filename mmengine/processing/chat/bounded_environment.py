@@ -209,7 +209,8 @@ class _Counted(NodeTransformer):
         return node if is_constant else _filtered(node, _VALUE)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        if node.test is not None:  # Count items that the test rejects too: the body does not run for them.
+        # Also count items that the test rejects, because the body does not run for them.
+        if node.test is not None:
             node.iter = _filtered(node.iter, _ITEMS)
         return self._repeated(node)
 

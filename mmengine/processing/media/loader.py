@@ -58,9 +58,7 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: identifies the encoder, such as its weights, in the media
-    hashes.
-    """
+    """Loads media through the cache. `hash_key`: identifies the model and its encoder in media hashes."""
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()
@@ -70,8 +68,8 @@ class MediaLoader:
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return a part's media, and a source from which `restore` can make equal media again. The source is
-        None for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
+        """Return a part's media, and a source from which `restore` can load equal media. The source is None
+        for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)

@@ -1,5 +1,5 @@
-"""Two logs side by side, such as those of a good and a bad build. Requests correspond by their order of
-arrival, and the debuggers move together to the first difference.
+"""Debugs two logs side by side, for example from a good and a bad build. Requests correspond by their order
+of arrival.
 """
 
 from mmengine.errors import LogError
@@ -16,9 +16,7 @@ END = 2**62  # after all records
 
 
 class Pair:
-    """A debugger on a log, and the debugger `other` on a second log that is compared with the first. `names`:
-    the logs' names, taken from their folders.
-    """
+    """A debugger on a log, and the debugger `other` on a second log. `names`: the logs' folder names."""
 
     def __init__(self, debugger: Debugger, other: Debugger):
         self.debugger, self.other = debugger, other
@@ -37,7 +35,7 @@ class Pair:
         return self._found
 
     def places(self) -> tuple[int, int] | None:
-        """Return the number of the record with the first difference in each log, or None for equal logs."""
+        """Return each log's record number at the first difference, or None for equal logs."""
         found = self.difference
         if found.sides is None:
             return None

@@ -1,4 +1,4 @@
-"""Checks the invariants of the states in a recorded log. The log's records are applied unchanged, and no
+"""Checks the state invariants in a log that was recorded in another engine. Records are applied, and no
 decisions are derived.
 """
 

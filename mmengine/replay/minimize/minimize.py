@@ -24,8 +24,8 @@ from mmengine.request import MediaItem
 Probe = Callable[[Script, int], Failure | None]
 # Up to this many requests, each merge is tried with all lengths within the last block.
 FEW = 6
-# The time reserved for writing the result, as a multiple of the best script's replay time. The reserve also
-# covers a candidate's replay that is still running.
+# The time reserved for a running replay and for writing the result, as a multiple of the best script's replay
+# time.
 REPRODUCED_IN = 4
 SPARE_SECONDS = 0.5
 MAX_ROUNDS = 8  # Maximum number of rounds. The minimizer stops after a round that makes nothing smaller.
@@ -71,7 +71,7 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self.is_cut_short = False
-        # Maps a script's digest to its failure. None means no failure, or another failure.
+        # Script digest -> failure, or None for no failure or another failure.
         self._found: dict[bytes, Failure | None] = {}
         self._tell()
         begin = self._deadline.passed()
@@ -131,9 +131,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Replay a candidate. Return its failure if the signature equals that of the log's failure, otherwise
-        None.
-        """
+        """Replay a candidate. Return its failure if the signature is the log's, otherwise None."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -150,9 +148,7 @@ class Minimizer:
         return failure
 
     def _is_over(self) -> bool:
-        """Return whether the remaining time is needed to write the result, which includes a replay of the
-        best script.
-        """
+        """Return whether the remaining time is needed to write the result."""
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
         return self.is_cut_short
@@ -277,8 +273,8 @@ class Minimizer:
             )
 
     def _try_text(self, whole: Script, name: str, text: tuple[int, int], kept: int) -> bool:
-        """Return whether the script still fails if only the first `kept` tokens remain in the prompt's range
-        `text` (start, end).
+        """Return whether the script still fails if the prompt's range `text` (start, end) is cut to `kept`
+        tokens.
         """
         start, end = text
         return self._try(shrink.drop_text(whole, name, start + kept, end - start - kept))

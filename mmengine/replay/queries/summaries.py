@@ -1,6 +1,4 @@
-"""Summarizes a log as tables, with a line per request or a line per step. The log is only folded; no
-decisions are derived.
-"""
+"""Summarizes a log as tables, with a line per request or per step. No decisions are derived."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -44,7 +42,7 @@ class RequestLine:
     finish_reason: str = ""
     detail: str = ""
     api: str = ""  # The name of the API that was called, from the envelope.
-    num_given_tokens: int = 0  # Answer tokens that another engine had computed before the request arrived.
+    num_given_tokens: int = 0  # Answer tokens that another engine computed before the request arrived.
     admitted_ns: int = -1
     wall_ns: int = 0
     client_ids: tuple[str, ...] = ()  # The ids by which a client knows the request, from the envelope.

@@ -15,10 +15,10 @@ import numpy as np
 from mmengine.core.executor import StepPlan
 
 PARTS = ("step", "token", "row", "attended token", "attended pair", "sampled position", "embedding")
-# Kinds of steps. The durations of each kind deviate from the model in a different way.
+# Kinds of steps, each with its own distribution of errors.
 KINDS = ("decode", "prompt", "encoder")
 FOLDS = 5
-HUBER = 1.345  # Number of standard deviations above which an error counts linearly instead of quadratically.
+HUBER = 1.345  # Above this number of standard deviations, an error counts linearly.
 ROUNDS = 12
 
 

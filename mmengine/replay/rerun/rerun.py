@@ -46,11 +46,11 @@ class NoPrediction(LogError):
 class Rerun:
     """The result of a rerun.
 
-    `is_exact`: whether the settings lead to the log's decisions; otherwise decisions are simulated. `again`:
-    the log's own settings with modelled step times. `what_if`: the changed settings, or None if `refusal`
-    says why their latencies cannot be predicted. `intervals`: the lowest and highest value to expect for each
-    figure in `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`, as a
-    fraction, or None if the logged figure is 0.
+    `is_exact`: whether the settings lead to the logged decisions (False: simulated). `again`: the log's own
+    settings with modelled step times. `what_if`: the changed settings, or None if `refusal` says why their
+    latencies cannot be predicted. `intervals`: the lowest and highest value to expect for each figure in
+    `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`, as a fraction,
+    or None if the logged figure is 0.
     """
 
     is_exact: bool
@@ -221,8 +221,8 @@ def _priced(folder: Path, times: StepTimes, measured: Measured, config: EngineCo
 def _predict(
     result: Rerun, script: Script, config: EngineConfig, times: StepTimes, acceptance: float
 ) -> None:
-    """Simulate the script under `config` with several seeds, and store the first estimate. Also store the
-    intervals, which cover all estimates and the calibration's errors.
+    """Simulate the script under `config` with several seeds. Store the first estimate, and intervals that
+    cover all estimates and the calibration's errors.
     """
     is_simulated = config == script.config  # `again` has the same settings.
     script = replace(script, config=config)

@@ -1,5 +1,5 @@
-"""Paged attention in torch for layers with special features: a window, chunks, soft caps, sinks, a scale, or
-runs of tokens that attend to one another in both directions. LayerAttention describes these features.
+"""Paged attention in torch for layers with special features (see LayerAttention): a window, chunks, soft
+caps, sinks, a scale, or runs of tokens with bidirectional attention.
 
 Rows are grouped as in torch_paged.py, once per step for each combination of window, chunk and runs. Only
 blocks with a visible key are read.
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 class MaskedPagedAttention(TorchPagedAttention):
     """Implements AttentionBackend. `layers`: one entry for each attention layer. Scores are computed as in
-    the eager attention in transformers, and the softmax in float32.
+    transformers' eager attention, with the softmax in float32.
     """
 
     def __init__(self, spec: ModelSpec, kv: KVPool, layers: Sequence[LayerAttention]) -> None:

@@ -121,8 +121,8 @@ class KVPool:
     def clear(self, blocks: torch.Tensor) -> None:
         """Set `blocks` (int64 [f]) to zero in all layers.
 
-        Call this method before the first slot in a block is written. Attention masks the unwritten end of a
-        block by a multiplication with 0. If an earlier request left NaN there, the product would be NaN.
+        Call this method before the first slot in a block is written. Attention multiplies the unwritten end
+        of a block by 0, and an earlier request's NaN would stay NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
 
@@ -137,7 +137,7 @@ class KVPool:
 
 
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """Return zeros. On a CPU they are in fresh pages, which take memory only when they are written.
+    """Return zeros. On a CPU the zeros are in fresh pages, which take memory only when written.
 
     calloc may reuse freed memory, and would then write to all its pages.
     """
@@ -175,6 +175,6 @@ def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
     """Return `x` rounded to fp8, as bytes (uint8).
 
-    Values that are too large become the largest fp8 value. An ordinary cast would turn these values into NaN.
+    Too large values become the largest fp8 value, because an ordinary cast would yield NaN.
     """
     return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)

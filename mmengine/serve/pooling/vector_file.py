@@ -15,9 +15,7 @@ Result = np.ndarray | MMEngineError  # A vector (float32 [d]), or the error of a
 
 
 class VectorWriter(ABC):
-    """Writes each input's result once, in any order. `written` has the indices whose results need not be
-    computed again.
-    """
+    """Writes each input's result once, in any order. `written`: indices of finished inputs."""
 
     def __init__(self) -> None:
         self.written: set[int] = set()
@@ -74,7 +72,7 @@ class _Lines(VectorWriter):
 class _LinesFile(_Lines):
     """Continues a JSON lines file.
 
-    An earlier process's results are kept, except errors and a cut last line.
+    Results in the file are kept, except errors and an incomplete last line.
     """
 
     def __init__(self, path: Path, ids: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """Runs batch lines for embeddings and scores.
 
-The log contains no embeddings or scores. Therefore a line without an output line is computed again after a
-restart.
+The log contains no embeddings or scores, so lines without output are computed again after a restart.
 """
 
 import asyncio
@@ -20,8 +19,8 @@ POOLED_ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 class PooledLines(NamedTuple):
-    """Parses and computes lines. `priority`: the smallest priority value that a line may have; smaller values
-    are scheduled first.
+    """Parses and computes lines. `priority`: the minimum priority value for lines; smaller values are
+    scheduled first.
     """
 
     engine: ServedEngine

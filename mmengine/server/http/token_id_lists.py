@@ -17,7 +17,7 @@ from mmengine.server.http.media_payloads import find
 MIN_BYTES = 2**15  # Shorter lists stay in the body.
 MAX_LISTS = 4096  # Maximum number of prompts in a body.
 _PIECE = 2**15  # Bytes that a step decodes.
-_MAX_HEAD = 128  # Maximum number of bytes from a field's name to its value.
+_MAX_HEAD = 128  # Maximum distance from a field's name to its value in bytes.
 _MAX_PLACES = 64  # Maximum number of occurrences of the field's name that are examined.
 _SIGNS = b"-0123456789,[] \t\r\n"  # Characters that lists of integers may contain.
 _BEGIN = re.compile(rb"\s*(,?)\s*\[")

@@ -1,9 +1,9 @@
 """Handlers for /v1/sessions. A session is a conversation to which each call appends.
 
 Frames and texts are prefilled when they arrive, and questions are answered as in chat. A session's calls run
-in arrival order. If too many calls wait, the next call gets status 409. A session belongs to the API key that
-opened it; calls with another key get status 404. The log contains the whole session, so the session survives
-a restart.
+in arrival order. A call gets status 409 if too many calls wait. A session belongs to the API key that opened
+it; calls with another key get status 404. The log contains the whole session, so the session survives a
+restart.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 
 class SessionRoutes:
-    """Handlers for /v1/sessions. `names`: the names under which the model is served. `answers`: parses bodies
-    and renders answers in the same way as for chat.
+    """Handlers for /v1/sessions. `names`: the served model names. `answers`: parses bodies and renders
+    answers as for chat.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """Stores batches as rows in the database. A row contains a batch's options, status and counts. A batch's
-owner is an API key, named by the first characters in the key's hash.
+owner is an API key, stored as a prefix of the key's hash.
 """
 
 import hashlib
@@ -71,8 +71,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def file_id(self, kind: str) -> str:
         """Return the id of the batch's output file (`kind` "output") or error file (`kind` "errors").
 
-        The id is derived from the batch id. Therefore a batch that runs again after a crash writes the same
-        two files.
+        The id is derived from the batch id, so a batch that runs again after a crash writes the same files.
         """
         return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
 
@@ -85,7 +84,7 @@ class Batches:
     def __init__(self, database: Database):
         self._database = database
         self._batches: dict[str, Batch] = {}  # Maps an id to the batch, in creation order.
-        # Batches that have not ended. A separate dict, because the runner reads these batches twice a second.
+        # Batches that have not ended, which the runner reads twice a second.
         self._live: dict[str, Batch] = {}
         self.places = ListPositions()
         self._num_coming = 0  # Number of batches that are being written to the database.
@@ -115,8 +114,8 @@ class Batches:
         return next((each for each in self.of_owner(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
-        """Return the owner's latest batch that was created at `since` or later by a call with this digest and
-        without a key. Returns None if no batch matches.
+        """Return the owner's latest batch from a call with this digest and without a key, or None. Batches
+        from before `since` do not count.
         """
         found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)

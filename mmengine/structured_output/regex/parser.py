@@ -1,8 +1,7 @@
 """Parses regular expressions to syntax trees.
 
-The parser accepts the constructs whose meaning Rust's dialect shares with the patterns from
-json_schema/patterns/pattern.py: characters, sets, groups, alternatives and repetitions. A regex must match a
-whole text.
+The parser accepts characters, sets, groups, alternatives and repetitions, which mean the same in Rust's
+dialect and in the patterns from json_schema/patterns/pattern.py. A regex must match a whole text.
 """
 
 import re
@@ -42,10 +41,9 @@ def parse_regex(
 ) -> Node:
     r"""Parse a regex and return its tree. Raises UnsupportedRegex.
 
-    `classes` maps a letter, such as d, to the set for the escape with this letter, such as \d. The escape
-    with the capital letter, such as \D, stands for the set's complement. `nesting` is the maximum nesting
-    depth of groups. `meaning` returns the set for ranges in brackets, given whether they are negated.
-    `engine` is the grammar engine's name for error messages.
+    `classes` maps an escape's letter to its set, such as d for \d. The capital letter, such as \D, stands for
+    the complement. `nesting` is the maximum nesting depth of groups. `meaning` maps a bracket's ranges, and
+    whether the bracket is negated, to a set. `engine` is the grammar engine's name for error messages.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
@@ -67,8 +65,7 @@ class _Reader:
     def whole(self) -> Node:
         """Parse the whole text.
 
-        Recursion is avoided, because a pattern that excludes names has as many nested groups as the names
-        have letters.
+        No recursion: a pattern that excludes names has a nested group per letter.
         """
         # For each open group: the alternatives outside the group, and the meaning of . outside the group.
         outer: list[tuple[list[list[Node]], Set]] = []

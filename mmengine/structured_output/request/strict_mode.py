@@ -1,6 +1,4 @@
-"""Writes notes on parts of a schema that OpenAI's `strict: true` would refuse, although mmengine enforces
-them.
-"""
+"""Writes notes on schema parts that mmengine enforces but OpenAI's `strict: true` refuses."""
 
 from collections import deque
 

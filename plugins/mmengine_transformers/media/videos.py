@@ -1,5 +1,5 @@
-"""Reads the frames of a video for transformers' processor: mmengine opens the container, enforces the limits
-and decodes the chosen frames. The model's own video processor chooses the frames from the video's metadata.
+"""Reads a video's frames for transformers' processor. The model's own video processor chooses the frames;
+mmengine opens the container, enforces the limits and decodes the chosen frames.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,13 @@ from mmengine.processing.media.options import VideoOptions
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import Clip, Sample, open_clip, sample_clip, span_of
 
-# Maximum number of pixels in all frames that a processor gets. It resizes the frames together.
+# Maximum number of pixels in all frames of a video, which the processor resizes together.
 MAX_SOURCE_PIXELS = 2**27
-# For processors that do not sample by default and have no rate: frames per second, and the maximum number of
-# frames if the processor has none.
+# Defaults for processors that neither sample nor have a rate: frames per second, maximum number of frames.
 DEFAULT_FPS, DEFAULT_FRAMES = 2.0, 32
-MAX_TOTAL = 2**31 - 1  # Maximum number of frames that metadata state for the original video.
+MAX_TOTAL = 2**31 - 1  # Maximum `total_num_frames` in metadata.
 Arguments = dict[str, object]
-_SHORT = 4  # A clip with at most this many frames is taken whole if the model's sampling refuses it.
+_SHORT = 4  # If the model's sampling refuses a clip, all frames are taken up to this number.
 # Options of a processor's call that its sampling does not get.
 _NOT_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
 
@@ -68,7 +67,7 @@ class HostedSampling:
                 raise ValueError("it chooses no frame")
         except Exception as error:  # Processors may raise any exception for an unexpected length.
             rate = _number(given, "fps")
-            if wanted is None and rate:  # Such as a part of a second with less than one frame.
+            if wanted is None and rate:  # For example, the clip is too short for this rate.
                 wanted = min(max(1, int(count / fps * rate)), count)
             if count > _SHORT and wanted is None:
                 raise InvalidMedia(
@@ -111,7 +110,7 @@ def _number(given: Arguments, name: str) -> float | None:
 
 
 def _uniform(count: int, wanted: int) -> np.ndarray:
-    """Return the indices of `wanted` of `count` frames at equal distances."""
+    """Return `wanted` equally spaced indices into `count` frames."""
     return np.linspace(0, count - 1, wanted).round().astype(np.int64)
 
 
@@ -123,8 +122,8 @@ def read_frames(
     check_size: Callable[[int, int, int], None],
     where: str,
 ) -> Frames:
-    """Return a video's frames. `check_size`: called with the number, height and width of the frames before
-    they are decoded. Raises InvalidMedia, InvalidRequest.
+    """Return a video's frames. `check_size`: called before decoding, with the frames' number, height and
+    width. Raises InvalidMedia, InvalidRequest.
     """
     with open_clip(source, access, where) as (clip, indices):
         sample = sample_clip(clip, indices, options, HostedSampling(video_processor), where)
@@ -146,7 +145,7 @@ def read_frames(
 
 
 def shrunk_size(size: tuple[int, int], max_pixels: int | None) -> tuple[int, int]:
-    """Return the (height, width) to which an image or a frame shrinks for at most `max_pixels` pixels."""
+    """Return the (height, width) of an image or a frame, shrunk to at most `max_pixels` pixels."""
     height, width = size
     if max_pixels is None or height * width <= max_pixels:
         return size
@@ -155,7 +154,7 @@ def shrunk_size(size: tuple[int, int], max_pixels: int | None) -> tuple[int, int
 
 
 def _stated_total(source: object, sample: Sample, where: str) -> int:
-    """Return the number of frames in the original video that a list's metadata state, or 0."""
+    """Return `total_num_frames` from the metadata for a list of frames, or 0."""
     metadata = source[1] if isinstance(source, tuple) and len(source) == 2 else None
     total = metadata.get("total_num_frames") if isinstance(metadata, dict) and sample.is_whole else None
     if total is None:
@@ -169,8 +168,8 @@ def _stated_total(source: object, sample: Sample, where: str) -> int:
 
 
 def _total(clip: Clip, sample: Sample, options: VideoOptions, where: str) -> int:
-    """Return the number of frames among which frames were chosen. For frames that were sampled before, the
-    number follows from their mean distance.
+    """Return the number of frames from which the sample was chosen. For a list of frames, the number is
+    estimated from their mean distance.
     """
     if not sample.is_whole:
         return span_of(clip.num_frames, sample.fps, options, where).num_frames

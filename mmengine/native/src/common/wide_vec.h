@@ -1,5 +1,4 @@
-// One register of floats, sixteen or eight. Kernels for AVX2 need the narrow type, because GCC keeps 64-byte values in
-// memory if registers have 32 bytes.
+// A register with sixteen floats (AVX-512) or eight (AVX2). With AVX2, GCC would keep 64-byte values in memory.
 #pragma once
 
 #include "common/vec.h"

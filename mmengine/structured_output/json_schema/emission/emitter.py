@@ -36,7 +36,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # Maximum nesting depth of written schemas (JSON readers limit it). Deeper parts become definitions.
 MAX_DEPTH = 24
-# Maximum number of sets of optional properties that are listed for minProperties and maxProperties.
+# Maximum number of listed combinations of optional properties for minProperties and maxProperties.
 MAX_COMBINATIONS = 128
 
 
@@ -51,7 +51,7 @@ class Emitter:
     )  # Cache of written parts that contain no other part.
     depth: int = 0
     shared: dict[str, Json] = field(default_factory=dict)  # Name -> definition of a number.
-    # Whether the engine excludes keys by their spelling, so that keys must not be spelled with \\u escapes.
+    # Whether keys must not contain \\u escapes, because the engine excludes keys by their spelling.
     plain_escapes: bool = False
     orders: KeyOrders = field(init=False)
 
@@ -59,9 +59,7 @@ class Emitter:
         self.orders = KeyOrders(self.bounds.ordered)
 
     def schema(self, root: Conjunction) -> Json | Literal[True]:
-        """Return the whole schema. Parts that are used at least twice (as all recursive parts are) become
-        definitions.
-        """
+        """Return the whole schema. Parts that are used at least twice become definitions."""
         uses = dict.fromkeys(self.satisfiable.order, 0)
         uses[root] = 1
         inside = self.satisfiable.inside
@@ -91,9 +89,8 @@ class Emitter:
         self.waiting.append(conj)
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
-        """Return whether the part allows every value and is written as `true`. Bounds on numbers do not apply
-        inside this part. Unnamed keys in open objects have such parts as values, so the bounds would enlarge
-        most grammars.
+        """Return whether the part is written as `true` (any value). Number bounds do not apply inside: most
+        open objects have such parts, and their grammars would grow.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 
@@ -191,9 +188,7 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return schemas for an object. Several schemas are needed if the object's keys may come in some
-        orders but not in every order.
-        """
+        """Return schemas for an object: several if only some key orders are allowed."""
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
         can = [name for name in names if constraint.property(name) in self.satisfiable.satisfied]
@@ -216,8 +211,8 @@ class Emitter:
     def _in_order(
         self, constraint: Object, conj: Conjunction, there: frozenset[str], is_open: bool
     ) -> list[Json]:
-        """Return schemas for an object with a fixed key order. Several schemas are needed if minProperties or
-        maxProperties leave a choice between named properties.
+        """Return schemas for an object with a fixed key order: several if minProperties or maxProperties
+        leave a choice between named properties.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         can = [
@@ -259,7 +254,7 @@ class Emitter:
     def _object(
         self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
     ) -> Json:
-        """Return an object's schema, in which `names` are the only named properties that may be present."""
+        """Return an object's schema that allows only `names` among the named properties."""
         yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
         properties: dict[str, Json | bool] = {name: self._part(constraint.property(name)) for name in names}
@@ -304,8 +299,8 @@ class Emitter:
         return out
 
     def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
-        """Return a pattern that excludes the named properties. Their schemas already include the pattern's
-        schema, so the grammar engine need not intersect the schemas again.
+        """Return the pattern without the named properties, whose schemas already include the pattern's
+        schema. Returns None if no key is left.
         """
         if not part or pattern.budget is None:
             return whole_pattern(pattern)
@@ -316,9 +311,9 @@ class Emitter:
         return None if left is None else f"^(?:{left})$"
 
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
-        """Return {regex: schema} for keys that match no pattern, or {} if there are no such keys. This regex
-        replaces `additionalProperties` if some pattern was written without U+0000 (`drops_nul`). Otherwise
-        the grammar engine would apply `additionalProperties` to keys with U+0000 that match the pattern.
+        """Return {regex: schema} for keys that match no pattern, or {} if there are no such keys. The regex
+        replaces `additionalProperties` if a pattern was written without U+0000 (`drops_nul`). The grammar
+        engine would otherwise treat matching keys with U+0000 as additional properties.
         """
         budget = self.satisfiable.shapes.document.budget
         try:
@@ -334,8 +329,8 @@ class Emitter:
         return {} if regex is None else {regex: self._part(constraint.rest)}
 
     def _check_prefixes(self, constraint: Object, conj: Conjunction) -> None:
-        """Refuse overlapping prefixes, since a key with the longer prefix would match both patterns. The
-        grammar engine itself reports other overlapping patterns.
+        """Refuse overlapping prefixes, because a key may match only a single pattern. The grammar engine
+        reports other overlaps.
         """
         yes = self.satisfiable.satisfied
         found = [

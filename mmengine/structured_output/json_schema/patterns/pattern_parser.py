@@ -23,16 +23,15 @@ from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Rang
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # Maximum count of a repetition, and maximum product of the counts of nested repetitions.
-# A \\p counts as this many copies, because it stands for hundreds of ranges.
+# A \\p stands for hundreds of ranges, and counts as this many copies.
 CATEGORY_COST = 50
 
 
 class Part(NamedTuple):
     """A part of a pattern, rewritten as `text`.
 
-    `fewest` and `most` are the minimum and maximum number of characters that the part matches (None: no
-    maximum). `copies` is the number of copies that counted repetitions make. `times` has the repeated part,
-    and how often this part is repeated.
+    `fewest`, `most`: minimum and maximum number of matched characters (None: no maximum). `copies`: how often
+    counted repetitions copy the part. `times`: (repeated part, minimum count, maximum count) of a repetition.
     """
 
     text: str
@@ -50,7 +49,7 @@ class Parser:
         self.text = text
         self.at = 0
         self.depth = 0
-        # All character sets in the pattern. \p is not included, since it contains no control characters.
+        # All character sets in the pattern, except \p, which contains no control characters.
         self.sets: list[Ranges] = []
         self.crowded = False  # Whether counted repetitions are nested.
 
@@ -106,7 +105,7 @@ class Parser:
         return Part(escape_character(ord(char)), literal=char)
 
     def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
-        # `write_class` refuses a \P of punctuation, so every allowed \P contains the control characters, the
+        # `write_class` refuses \P for punctuation, so an allowed \P contains control characters, the
         # quotation mark and the backslash.
         if "\\P" in extras:
             self.sets.append([] if negated else [(0, LAST)])
@@ -139,7 +138,7 @@ class Parser:
         return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
-        r"""Return the code point ranges for an escape, and the text of a \p that is kept as written."""
+        r"""Return the code point ranges for an escape, and the text if the escape is a \p."""
         char = self.peek()
         self.at += 1
         sets = {"d": DIGIT, "w": WORD, "s": SPACE}

@@ -20,7 +20,7 @@ def encode(value: object) -> str:
     """Return a value as JSON text. Raises TypeError, ValueError and RecursionError.
 
     For a value with many small objects, the encoder holds the GIL for 10 ms per MB. Large values are
-    therefore encoded in parts, so that other threads can run between the parts.
+    therefore encoded member by member, so that other threads can run.
     """
     if _has_many(value):
         if isinstance(value, list):
