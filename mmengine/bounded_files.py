@@ -1,6 +1,4 @@
-"""Reads a whole file whose path comes from an option or a checkpoint. The file's size is limited, and so is
-the time to wait for data.
-"""
+"""Reads whole files with limits on size and waiting time, for paths from options and checkpoints."""
 
 import errno
 import os
@@ -14,11 +12,10 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return a file's bytes. Raises OSError with EFBIG for a file with more than `max_bytes` bytes, and with
-    ETIMEDOUT for a named pipe into which nothing is written for PIPE_S seconds.
+    """Return a file's bytes. Raises OSError: EFBIG for more than `max_bytes` bytes, and ETIMEDOUT if a named
+    pipe has no data for PIPE_S seconds.
     """
-    # A blocking `os.open` on a named pipe waits until another process opens the pipe for writing. A
-    # non-blocking `os.open` returns at once.
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
     with os.fdopen(os.open(path, _READ), "rb", buffering=0) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         pieces, left = [], max_bytes + 1

@@ -1,4 +1,4 @@
-"""Index arithmetic for ragged arrays, in which parts of different lengths follow one another."""
+"""Index arithmetic for ragged arrays: concatenated sequences of different lengths."""
 
 import numpy as np
 

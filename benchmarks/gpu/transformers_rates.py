@@ -72,8 +72,8 @@ def transformers_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> R
 def image_asks(
     shape: ModelConfig, count: int, grid: tuple[int, int, int], tokens: int, num_new: int
 ) -> list[Ask]:
-    """Return requests with `tokens` random text tokens each. After the first two text tokens comes an image
-    with random pixels.
+    """Return requests with `tokens` random text tokens each. An image with random pixels follows the second
+    text token.
     """
     rng = np.random.default_rng(11)
     embeds = grid[0] * grid[1] * grid[2] // shape.vision.merge_size**2
@@ -102,16 +102,16 @@ def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
 
 
 def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[str, float | str]]:
-    """Yield pairs of a method's name and the tokens per second of transformers' continuous batching (text
-    only).
+    """Measure transformers' continuous batching (text only). Yield pairs (name of the options, tokens per
+    second).
 
-    The first method uses transformers' default options; on a GPU two more methods set other options. If a
-    method fails, the reason replaces its figure. Transformers' best attention needs the packages flash-attn
-    or `kernels`, which bring their own builds; without them it uses torch's SDPA with masks.
+    The first run uses transformers' default options; on a GPU, two more runs set other options. If a run
+    fails, the error text replaces the figure. Without the packages flash-attn or `kernels`, transformers uses
+    torch's SDPA with masks.
     """
     yield "as it chooses", _rate_or_why(rival, asks, {})
     if rival.model.device.type == "cuda":
-        # If torch prefers cuDNN's attention, cuDNN makes a new plan for each length.
+        # cuDNN's attention would build a new execution plan for each sequence length.
         torch.backends.cuda.enable_cudnn_sdp(False)
         yield "without cuDNN", _rate_or_why(rival, asks, {})
         graphs = {"use_cuda_graph": True, "use_async_batching": True}
@@ -129,15 +129,13 @@ def _rate_or_why(rival: Reference, asks: Sequence[Ask], options: dict[str, objec
 def answer_continuously(
     rival: Reference, asks: Sequence[Ask], options: dict[str, object], runs: int = 2
 ) -> tuple[float, list[list[int]]]:
-    """Return the seconds and the answers of the last of `runs` runs, which reuses the caches and graphs of
-    earlier runs.
+    """Run the requests `runs` times, and return the last run's seconds and answers.
 
-    On a GPU transformers sizes its KV cache from the free memory. Raises RuntimeError if an answer is too
-    short.
+    The earlier runs fill caches and record graphs. Raises RuntimeError if an answer is too short.
     """
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     num_new, model = asks[0].num_new, rival.model
-    # With block sharing the last run would get the first run's prompts as prefix cache hits.
+    # With block sharing, all prompts in the last run would be prefix cache hits.
     options = {"allow_block_sharing": False} | options
     if model.device.type == "cpu":
         options |= {"num_blocks": 16, "max_batch_tokens": 64}
@@ -168,9 +166,7 @@ def answer_continuously(
 
 
 def attention_of(rival: Reference, asks: Sequence[Ask]) -> str:
-    """Return the name of the attention that continuous batching uses here, as a layer's config says during a
-    run.
-    """
+    """Return the name of the attention implementation that continuous batching uses for this model."""
     seen: set[str] = set()
     layer = rival.model.model.language_model.layers[0]
     hook = layer.register_forward_pre_hook(lambda *_: seen.add(layer.self_attn.config._attn_implementation))

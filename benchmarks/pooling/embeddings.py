@@ -4,9 +4,9 @@
     python -m benchmarks embeddings --quick    # small models; only tests that everything runs
     python -m benchmarks embeddings --folder models --measured turns.jsonl --minutes 7    # in several runs
 
-Both sides load the same random bfloat16 weights, each in its own process, and embed the same inputs in turns.
-sentence-transformers sorts texts by length and embeds batches of 32. A turn has the texts of one such batch,
-so a sample of `--batches` turns has the same share of padding as all `--texts` texts.
+mmengine and sentence-transformers load the same random bfloat16 weights in separate processes, and
+alternately embed the same inputs. sentence-transformers sorts texts by length and embeds batches of 32. A
+turn embeds such a batch in both processes. `--batches` measures only some evenly spaced batches.
 """
 
 import json
@@ -30,23 +30,23 @@ TITLE = "Embeddings on a CPU, beside sentence-transformers"
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "embeddings_cpu.md"
 ENVIRONMENT = ROOT / "build" / "clients" / "sentence" / "bin" / "python"
-# Variables of the sides' processes.
+# Environment variables for both processes.
 SIDE_VARIABLES = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
     "HF_HUB_OFFLINE": "1",
 }
 OURS, THEIRS = "mmengine", "sentence-transformers"
-TIMES = 1.5  # target
+TIMES = 1.5  # target speed-up
 SHORTEST, LONGEST, BATCH = 16, 512, 32
 IMAGES = 8  # images per turn
 QUERY_LONGEST = 64  # tokens of a query, without the instruction
 WIDTHS = 320, 800  # of the photographs, in pixels
 Inputs = list[str] | list[dict[str, str]]
-Numbered = dict[int, Inputs]  # a turn's number -> its inputs; the number is the same in a larger sample
+Numbered = dict[int, Inputs]  # batch number -> inputs
 
 
 class Side:
-    """One side's process."""
+    """A process that embeds with mmengine or with sentence-transformers."""
 
     def __init__(self, name: str, folder: Path, threads: int, scratch: Path) -> None:
         self._out = scratch / f"{name}.npy"
@@ -77,7 +77,7 @@ class Side:
         return json.loads(line)
 
     def embed(self, inputs: Inputs, prompt: str) -> tuple[dict[str, float], np.ndarray]:
-        """Return the elapsed seconds and the seconds of CPU time, and the vectors."""
+        """Return the wall and CPU seconds, and the vectors."""
         assert self._process.stdin is not None
         self._process.stdin.write(
             json.dumps({"inputs": inputs, "prompt": prompt, "out": str(self._out)}) + "\n"
@@ -88,14 +88,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The seconds that both sides took for the same inputs, keyed by side."""
+    """The seconds that both processes took for the same batch, keyed by library."""
 
     part: str
     number: int
     inputs: int
     wall: dict[str, float]
     cpu: dict[str, float]
-    cosine: float  # smallest cosine between the two sides' vectors
+    cosine: float  # smallest cosine between the two libraries' vectors
 
     @property
     def ratio(self) -> float:
@@ -107,9 +107,9 @@ def _turn(line: str) -> Turn:
 
 
 class Turns:
-    """Measured turns. With `path`, turns are appended to a file, and a later run skips them.
+    """The measured turns. With `path`, turns are appended to a file, and later runs skip recorded turns.
 
-    `minutes`: the time after which no turn starts and `measure` raises SystemExit.
+    `minutes`: after this time `measure` starts no turn and raises SystemExit.
     """
 
     def __init__(self, path: Path | None, minutes: float | None) -> None:
@@ -119,7 +119,7 @@ class Turns:
         self._found = {(turn.part, turn.number): turn for turn in map(_turn, lines)}
 
     def measure(self, part: str, folder: Path, turns: Numbered, threads: int, prompt: str = "") -> list[Turn]:
-        """Embed each turn's inputs on both sides. Every second turn starts with the other side."""
+        """Embed each turn's inputs with both libraries. The library that starts alternates."""
         missing = [number for number in turns if (part, number) not in self._found]
         if missing:
             self._measure(part, folder, turns, missing, threads, prompt)
@@ -137,7 +137,7 @@ class Turns:
                 for side in (OURS, THEIRS)
             }
             for each in sides.values():
-                each.embed(turns[missing[0]][:1], prompt)  # first steps, which are not measured
+                each.embed(turns[missing[0]][:1], prompt)  # warm-up
             for at, number in enumerate(missing):
                 if self._until is not None and time.monotonic() > self._until:
                     raise SystemExit(f"{part}: {len(missing) - at} of {len(turns)} turns are left: run again")
@@ -182,7 +182,9 @@ def summary(turns: list[Turn]) -> tuple[Table, Target]:
 
 
 def sampled(texts: list[str], lengths: np.ndarray, batches: int) -> Numbered:
-    """Return some of the batches that sentence-transformers makes of all texts, evenly spaced by length."""
+    """Sort all texts by length into batches, as sentence-transformers does. Return `batches` evenly spaced
+    batches.
+    """
     order = np.argsort(-lengths, kind="stable")
     whole = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
     picked = sorted({(2 * turn + 1) * len(whole) // (2 * batches) for turn in range(batches)})

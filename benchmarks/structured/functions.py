@@ -4,9 +4,9 @@
     python -m benchmarks functions --data DIR/bfcl_eval/data
     python -m benchmarks functions                    the sample in tests/server
 
-The functions use their own type names (dict, float, tuple, ArrayList, …), which bfcl-eval converts to JSON
-Schema for a model's API; this program does the same. Equal schemas are counted once. Exits with 1 if checking
-a schema raises an unexpected error, or if a refusal names neither a keyword nor a position below the root.
+The functions use their own type names (dict, float, tuple, ArrayList, …). Like bfcl-eval, this program
+converts them to JSON Schema. Equal schemas are counted once. Exits with 1 if a check raises an unexpected
+error, or if a refusal names no keyword and no position inside the schema.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def as_tool(function: dict) -> dict:
 
 
 def _cast(schema: dict) -> None:
-    """Convert the types in a property as deeply as bfcl-eval does: `properties` recursively, and otherwise
-    two levels of `items`.
+    """Convert the types in a property as bfcl-eval does: in `properties` recursively, in `items` two levels
+    deep.
     """
     schema["type"] = TYPES.get(schema.get("type", "string"), "string")
     if schema["type"] not in ("array", "object"):
@@ -66,9 +66,7 @@ def _cast(schema: dict) -> None:
 
 
 def functions_in(path: Path) -> Iterator[dict]:
-    """Yield the functions of a JSON Lines file or of a bfcl-eval folder, but only the first with each
-    schema.
-    """
+    """Yield the functions in a JSON Lines file or a bfcl-eval folder, without duplicate schemas."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     seen = set()
     for file in files:

@@ -11,9 +11,9 @@ both:
   and a weight is code * (scale / global scale). ModelOpt: `X.weight` uint8, `X.weight_scale_2`, and a weight
   is code * (scale * global scale).
 
-Files also store scales for inputs and for the KV cache. These scales are ignored, because inputs are not
-quantised here, and an FP8 KV cache has no scales (https://github.com/vllm-project/compressed-tensors,
-https://github.com/NVIDIA/Model-Optimizer).
+Scales for inputs and for the KV cache are ignored: inputs are not quantised here, and an FP8 KV cache has no
+scales. Formats: https://github.com/vllm-project/compressed-tensors,
+https://github.com/NVIDIA/Model-Optimizer.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ Layout = Literal["compressed-tensors", "modelopt"]
 BYTES = "U8"
 STORED_BYTES = {BYTES: 1}
 GROUP = 16  # Values that share a scale in NVFP4.
-PIECE_ROWS = 16  # A piece has a multiple of this number of rows.
+PIECE_ROWS = 16  # Rows are decoded in multiples of this number.
 PIECE_VALUES = 2**22  # Approximate maximum number of values that are decoded at once.
 # Values of `format` in compressed-tensors folders whose matrices may be FP8, NVFP4 or unquantised.
 FORMATS = ("float-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense")

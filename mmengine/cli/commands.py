@@ -32,8 +32,8 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and if `run`
-        gets a model's name before the question.
+        """Parse the options. Raises ConfigError for an unknown option with a known replacement, and if `run`
+        gets two arguments.
         """
         given = list(args)
         try:
@@ -50,7 +50,7 @@ class Command(TyperCommand):
 
 
 def _narrow(option: "Parameter", ctx: "Context") -> None:
-    """Show the option without its type. A metavar is kept; the values of a choice follow its help text."""
+    """Hide the option's type in help, but keep a metavar. A choice's values are appended to the help text."""
     if getattr(option, "metavar", None):
         return
     shown = getattr(option, "display_type_rich", lambda ctx: None)(ctx) or ""
@@ -78,7 +78,7 @@ def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
 
 
 def _meant(option: str, given: list[str]) -> str:
-    """Return what to use instead of an unknown option, or "" if nothing is known."""
+    """Return advice for an unknown option, or "" if there is none."""
     from mmengine.config import EngineConfig  # Lazy: help needs no settings
     from mmengine.setting_names import FOREIGN, advice_for
 

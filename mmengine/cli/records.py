@@ -1,10 +1,10 @@
-"""Makes mmengine's loggers print records that they hide by default (--verbose)."""
+"""Makes mmengine's loggers print INFO records, for --verbose."""
 
 import logging
 import sys
 
 
 def show_records() -> None:
-    """Print the records of mmengine's loggers on stderr, one line each."""
+    """Print mmengine's log records from level INFO on, one line each, to stderr."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("mmengine").setLevel(logging.INFO)

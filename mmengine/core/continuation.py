@@ -1,4 +1,4 @@
-"""Opens an engine's log, which is either new or written by an earlier process whose work is continued."""
+"""Opens an engine's log: a new log, or the log of an earlier process, whose requests are then resumed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,7 @@ class OpenLog:
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
         """Raise LogError if the model differs from the model that wrote the log.
 
-        `now`: the current model's fingerprints. Another model could continue an answer with different
-        tokens. If `resume.force` is set, the log is continued nevertheless.
+        `now`: the current model's fingerprints. If `resume.force` is set, a different model is accepted.
         """
         if self.resumed is None:
             return
@@ -60,7 +59,8 @@ class OpenLog:
         remote: RemoteBlocks | None = None,
     ) -> EngineCore:
         begin, every = self.sink.next_sequence, config.snapshot_bytes
-        # Segments are deleted only up to a snapshot, so snapshots must be at least as frequent as segments.
+        # Only segments before a snapshot can be deleted, so snapshots must be at least as frequent as
+        # segments.
         every = _a_sixteenth(config.log_retain_bytes, every)
         snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:

@@ -20,7 +20,7 @@ class Sink(Protocol):
 
     @property
     def stalled(self) -> str:
-        """The reason for which new requests must be refused, or ""."""
+        """The reason to refuse new requests, or ""."""
 
     def append(self, event: Event, step: int, mono_ns: int) -> None: ...
 

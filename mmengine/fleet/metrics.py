@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 
 class FleetMetrics:
-    """Counts an ingress's moves, tokens and open requests. Replicas have their own metrics."""
+    """Counts moved requests, tokens and open requests. Replicas have their own metrics."""
 
     def __init__(self, num_open: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)

@@ -1,9 +1,9 @@
-"""The rotation and the attention of a vision tower on a GPU. A single call computes the attention of all
-frames in a step, whatever the frames' lengths.
+"""A vision tower's rotary embedding and attention on a GPU. A single call computes the attention for all
+frames in a step.
 
 Attention is torch's varlen attention (flash attention, only for 16-bit dtypes), and the rotation is a Triton
-kernel. Attention and rotation are tried on a small example, and are used only if the results agree with those
-that torch computes frame by frame. Not yet run on a GPU.
+kernel. They are used only if a small example gives the same results as torch frame by frame. Not yet run on a
+GPU.
 """
 
 from collections.abc import Callable
@@ -76,10 +76,7 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `ops` run, and give the results that torch computes frame by frame.
-
-    The example has two heads and four frames, one of which is empty.
-    """
+    """Return whether `ops` run, and agree with torch's frame-by-frame results on a small example."""
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
     angles = ramp[:, 0] * 0.01
     half, starts = head_dim // 2, torch.tensor([0, 4, 5, 13, 13], dtype=torch.int32, device=device)

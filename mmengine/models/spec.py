@@ -10,8 +10,8 @@ RunKind: TypeAlias = Literal["", "run", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Describes to which keys an attention layer's queries attend, and how. A position is a token's index in
-    its row.
+    """Describes which keys an attention layer's queries attend to. Below, key and query are token indices in
+    a row.
 
     `kv_layer`: the attention layer whose KV this layer reads. A layer that reads an earlier layer's KV stores
     no KV. `window`: a query attends only to keys > query - window; 0: no window. `chunk`: a query attends
@@ -41,8 +41,8 @@ class LayerAttention:
 class ModelSpec:
     """The model sizes that the runtime and the scheduler need.
 
-    `runs`: what a run is in layers with `sees_runs`. "run": the tokens in an embedding run. "prompt": all
-    tokens in a prompt.
+    `runs`: which tokens form a run in layers with `sees_runs`. "run": a media item's consecutive placeholder
+    tokens. "prompt": all tokens in a prompt.
     """
 
     num_layers: int

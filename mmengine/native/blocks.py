@@ -22,10 +22,9 @@ class BlockRun(ctypes.Structure):
 class ChunkedBlocks:
     """A weight [n, k] that is stored in GGUF blocks and delivered in chunks. `dtype`: the layer's dtype.
 
-    `runs`: for each run of panels of the same type, the index of the first panel, and the type's number in
-    GGUF files. A chunk is a pair: the index of its first row, and rows with the same type, uint8 [m, bytes
-    per row]. Requires `multiplies_blocks`. In a bfloat16 layer a block of Q8_0 must not contain the code
-    -128.
+    `runs`: a pair (first panel, GGUF type number) for each run of panels with the same type. `chunks`: pairs
+    (first row, rows uint8 [m, bytes per row]); a chunk has a single type. Usable only if `multiplies_blocks`
+    returns True. In a bfloat16 layer a block of Q8_0 must not contain the code -128.
     """
 
     n: int
@@ -53,8 +52,7 @@ def prefers_codes(library: ctypes.CDLL, types: Iterable[int]) -> bool:
 
 
 def runs_of(types: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:
-    """Return the runs for ChunkedBlocks if matrices are joined along their rows, or None if a panel would mix
-    types.
+    """Return ChunkedBlocks.runs for matrices that are stacked by rows, or None if a panel would mix types.
 
     `types`: (row count, type number) for each matrix.
     """

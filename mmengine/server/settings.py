@@ -14,7 +14,7 @@ from mmengine.setting_fields import between, described
 MAX_MODEL_NAMES = 32
 MAX_NAME_CHARS = 256
 _ANY_ORIGIN = "*"
-# A scheme, a host and an optional port, in the spelling of browsers: in lower case and without a path.
+# A scheme, a host and an optional port, as browsers send them: in lower case and without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 

@@ -1,7 +1,7 @@
 """Reads public request traces, which contain arrival times, lengths and shared prefixes, but no text.
 
-Prompts are generated from numbers. Blocks with equal ids in a Mooncake trace get equal tokens; all other
-tokens differ between requests.
+Prompt tokens are generated. Blocks with equal ids in a Mooncake trace get equal tokens; all other tokens
+differ between requests.
 """
 
 import csv
@@ -22,7 +22,7 @@ from mmengine.simulation.workload import IMAGE_TOKEN, TOKEN_HIGH, TOKEN_LOW, Sim
 MOONCAKE_BLOCK = 512  # number of tokens for each hash id
 MAX_IMAGES = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_OWN = 2**40  # smaller stream numbers are Mooncake hash ids; larger ones belong to single requests
+_OWN = 2**40  # smaller stream numbers are Mooncake hash ids; larger numbers belong to single requests
 
 
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
@@ -68,9 +68,7 @@ def _plain(path: Path, number: int, where: str, arrival: int, num_prompt: int, n
 
 
 def _csv_rows(path: Path, names: tuple[str, ...], limit: int | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield two values for each row: a text with the file and the line, for messages, and the row's values in
-    the columns `names`.
-    """
+    """Yield (file and line for messages, values in the columns `names`) for each row."""
     table = lines(path, None if limit is None else limit + 1)  # the header and `limit` rows
     head = next(table, None)
     columns = [] if head is None else next(csv.reader(io.StringIO(_text(head[1], str(path)))))

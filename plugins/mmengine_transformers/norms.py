@@ -16,7 +16,7 @@ MAX_UNEQUAL = 0.02  # Largest share of bfloat16 values that may be rounded diffe
 
 
 class FusedNorm(nn.Module):
-    """Replaces a norm. Calls with arguments that were not compared go to the original norm."""
+    """Replaces a norm. Calls with further arguments or another dtype go to the original norm."""
 
     def __init__(self, norm: nn.Module, kernel: RmsNorm, dtype: torch.dtype) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class FusedNorm(nn.Module):
             return own
         return self._kernel(x)
 
-    __call__ = forward  # Nothing hooks these norms, and nn.Module's call costs as much as the kernel.
+    __call__ = forward  # nn.Module.__call__ costs as much as the kernel, and these norms have no hooks.
 
 
 def fuse_norms(decoder: nn.Module, device: torch.device, dtype: torch.dtype) -> int:

@@ -1,9 +1,8 @@
 """Converts token ids to the ids that a log contains: pseudo ids, or the token ids themselves.
 
-A pseudo id is 31 bits of a keyed hash of a request's tokens up to and including the token. The pseudo ids of
-two requests are therefore equal up to the first token that differs, in prompts and in outputs, so a replay
-can derive prefix hits. The key is random, stays in this process and is never written, so tokens cannot be
-computed from a log.
+A pseudo id is 31 bits of a keyed hash over a request's tokens up to this token. Two requests with a common
+prefix therefore have equal pseudo ids in the prefix, and a replay can derive prefix hits. The key is random
+and never written, so a log does not reveal tokens.
 """
 
 import hashlib
@@ -20,8 +19,8 @@ class PseudoIds:
     """Hashes all rows' token ids. `num_rows`: the largest row number plus 1. `max_tokens`: maximum
     number of tokens of a request, including drafts.
 
-    The hash is a sum of products, token times secret weight, with one weight per position. A keyed function
-    mixes the sum. `sums` and `lengths` contain the sum and the number of tokens of each row.
+    The hash is a sum over all tokens: token id times the position's secret weight. A keyed function mixes the
+    sum. `sums` and `lengths` contain each row's sum and number of tokens.
     """
 
     def __init__(self, num_rows: int, max_tokens: int, key: bytes = b""):
@@ -37,7 +36,7 @@ class PseudoIds:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).digest()
 
     def begin(self, prompt: bytes, salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return a prompt's sums, from which `ids` computes pseudo ids, and the prompt's chain (hash state).
+        """Return a prompt's sums (the argument for `ids`), and the prompt's chain (hash state).
         `prompt`: int64 as bytes. Prompts with different salts share no id.
         """
         sums = np.frombuffer(prompt, np.uint64) + _ONES
@@ -60,7 +59,7 @@ class PseudoIds:
         the order of `rows`, uint64 [n].
         """
         written = rows if order is None else order
-        sums = tokens.view(np.uint64) + _ONES  # an array of one element costs less than a number
+        sums = tokens.view(np.uint64) + _ONES  # faster than adding a scalar
         places = self.lengths[written]
         sums *= self._weights[places]
         sums += self.sums[written]
@@ -73,7 +72,7 @@ class PseudoIds:
         self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
     ) -> np.ndarray:
         """Append `counts[i]` tokens to row `rows[i]`. `tokens` contains the tokens row by row. With `keep`
-        False, as for drafts, the chains of the rows do not change. Returns the sums for `ids`.
+        False (for drafts), the rows' chains do not change. Returns the sums for `ids`.
         """
         owners = np.repeat(rows, counts)
         ends = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""Finds the rows of a step in the order in which the model runner returned their tokens."""
+"""Lists a step's rows in the order of the model runner's tokens."""
 
 from array import array
 
@@ -10,27 +10,26 @@ MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they lef
 
 
 class RunnerOrder:
-    """Finds the rows of a step in the order of the model runner's batch, in which few requests change their
-    places from step to step.
+    """Lists a step's rows in the order of the model runner's batch. Reuses the previous list where the batch
+    did not change.
     """
 
     def __init__(self) -> None:
-        # The rows that requests had in the last step whose output arrived. A later decision may have changed
-        # them. Requests that left stay here for a while.
+        # Each request's row in the last step whose output arrived. Requests that left stay here for a while.
         self._row_of: dict[str, int] = {}
-        # The names, in parts of PART names, and the rows from the last call of `column`.
+        # From the last call of `column`: the names in chunks of PART names, and the rows.
         self._parts, self._column = list[list[str]](), bytearray()
-        self._is_stale = False  # whether a request has got another row since
+        self._is_stale = False  # whether a request has got another row since then
 
     def rows_of(self, result: Result) -> bytes:
-        """Return the column of a result's rows in the order of its tokens. Call this for each result, in
-        order.
+        """Return a result's rows as int32 bytes, in the order of the result's tokens. Call this for each
+        result, in order.
         """
         self.arrived(result.step)
         return result.rows if result.names is None else self.column(result.step, result.names)
 
     def arrived(self, step: Step) -> None:
-        """Note the rows of the step's admissions. Call this for each step, in order."""
+        """Record the rows of the step's admitted requests. Call this for each step, in order."""
         if not step.admitted:
             return
         first = len(step.ids) - step.admitted
@@ -41,7 +40,7 @@ class RunnerOrder:
             self._forget_others(step)
 
     def column(self, step: Step, names: list[str]) -> bytes:
-        """Return the column with the rows for `names`, which are the requests of `step` in any order. `step`
+        """Return the rows for `names` as int32 bytes. `names`: the requests in `step`, in any order. `step`
         must be the last step that arrived. Raises KeyError for other names.
         """
         if self._is_stale:
@@ -61,7 +60,7 @@ class RunnerOrder:
         self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
 
     def _follow(self, names: list[str]) -> None:
-        """Update the parts of the column whose names changed."""
+        """Update the rows in the chunks whose names changed."""
         parts, column, row_of = self._parts, self._column, self._row_of
         count = (len(names) + PART - 1) // PART
         del parts[count:]

@@ -1,4 +1,4 @@
-"""Factories for image-text architectures with rules of their own: experts, chunked layers, per-layer inputs,
+"""Factories for image-text architectures with special rules: experts, chunked layers, per-layer inputs,
 added placeholders. Their processors need torchvision.
 """
 

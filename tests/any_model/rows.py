@@ -1,4 +1,4 @@
-"""Computes one row of the table of architectures: the plugin contract's checks, one cell each."""
+"""Computes a row in the table of architectures. Each cell shows a check from the plugin contract."""
 
 import inspect
 import tempfile
@@ -16,7 +16,7 @@ from tests.any_model.exceptions import REASONS
 from tests.any_model.hosted_contract import HostedContract, contract_of
 from tests.any_model.shrunk import NoSmallModel, check_empty, run_shrunk, typical_config
 
-# The contract's test and its parameter for each column of the table.
+# Table column -> (name of the contract's test, the test's parameter).
 CHECKS: dict[str, tuple[str, str]] = {
     "prompts": ("test_prompts_are_transformers", ""),
     "log-probabilities": ("test_log_probabilities_are_transformers", "beside others"),
@@ -32,7 +32,7 @@ CHECKS: dict[str, tuple[str, str]] = {
     "too long": ("test_an_item_above_the_token_budget_is_refused", ""),
     "bfloat16": ("test_bfloat16_chooses_what_is_likeliest_but_for_near_ties", ""),
 }
-# The same for the table of videos.
+# Columns in the table of videos.
 VIDEO_CHECKS: dict[str, tuple[str, str]] = {
     "video prompts": ("test_video_prompts_are_transformers", ""),
     "video files": ("test_frames_of_files_are_chosen_as_transformers_does", ""),
@@ -53,7 +53,7 @@ NO_PROCESSOR = "it takes media, and the contract has no checkpoint with a proces
 
 
 class Row(NamedTuple):
-    """An architecture's verdict. `cells`: what each check found; {} if no checkpoint was run."""
+    """An architecture's verdict. `cells`: each check's result; {} if no checkpoint was run."""
 
     architecture: str
     kind: str
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 def run_factory(kind: str, checks: Collection[str] = ALL_CHECKS) -> Row:
-    """Return the row of an architecture with a factory (catalogue.py), with the cells of these checks."""
+    """Return the row of an architecture with a factory (catalogue.py). Runs only `checks`."""
     suite = contract_of(kind)()
     with tempfile.TemporaryDirectory() as place:
         made = suite._make(Path(place) / "model")
@@ -81,7 +81,7 @@ def run_factory(kind: str, checks: Collection[str] = ALL_CHECKS) -> Row:
 
 
 def _cell(suite: HostedContract, test: Callable | None, parameter: str, folder: Path) -> str:
-    """Return "equal" if the test passes, "-" if it does not apply, or what happened instead."""
+    """Return "equal" if the test passes, "-" if it does not apply, or a text about the failure."""
     if test is None:
         return "-"
     made = type(suite)._made
@@ -103,8 +103,8 @@ def _cell(suite: HostedContract, test: Callable | None, parameter: str, folder: 
 
 
 def run_class(name: str, kind: str) -> Row:
-    """Return the row of an architecture without a factory, from transformers' default config: a text model
-    runs with small sizes, and a model with media is checked without weights.
+    """Return the row of an architecture without a factory, from transformers' default config. A text model
+    runs with small sizes; a model with media is only checked, without weights.
     """
     if name in load_plugins():
         return Row(name, kind, DESCRIBED, "", {})

@@ -61,7 +61,7 @@ def test_pending_lists_the_requests_that_a_kill_cut_short(log, tmp_path, monkeyp
 
 
 def forge(log, folder, change):
-    """Write a valid log with the events that `change` returns in place of the original events."""
+    """Copy a log, and replace each event for which `change` returns a new event."""
     writer = LogWriter(folder)
     for record in LogReader(log):
         writer.append(change(record.event) or record.event, record.step, record.mono_ns)
@@ -159,7 +159,7 @@ def test_three_commands_agree_on_a_missing_end(log, tmp_path, monkeypatch, capsy
         text = printed.out + printed.err
         assert code == expected and (said in text or verb == "verify" and "torn tail" in text), (verb, text)
     holder = lock(tmp_path / "cut")
-    try:  # A held lock means that a writer runs, which may still write the missing bytes.
+    try:  # While a writer holds the lock, the missing bytes may still be written.
         for verb in ("verify", "show", "fsck") if cut is not only_an_empty_one else ("fsck",):
             code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
             assert code == 0 and ("missing" not in printed.out or verb == "show")

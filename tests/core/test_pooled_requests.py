@@ -116,7 +116,7 @@ def test_an_executor_without_the_vector_fails_the_step():
 
 
 def test_a_preempted_and_a_recovered_request_are_pooled_again():
-    """A second process that continues a log in which the prompt was half computed gives the same vector."""
+    """A prompt that was half computed before a restart or a preemption gives the same vector."""
     config = settings_of(token_budget=8)
     asked = pooled("a", 20)
     whole = EngineCore(config, SimulatedExecutor(config))
@@ -158,7 +158,7 @@ def test_contradictory_pooling_is_refused(sampling, pooling):
 
 
 def test_random_settings_do_not_change_a_vector(tmp_path):
-    """Budgets, swaps, drafts and two steps in flight leave the vectors as they are, and the logs verify."""
+    """Token budgets, swapping, drafts and two steps in flight do not change a vector."""
     for seed in range(8):
         rng = random.Random(seed)
         config = small_config(rng)

@@ -1,4 +1,4 @@
-"""Tests that PDF pages are drawn, and that hostile documents end with one clear error each."""
+"""Tests that PDF pages are rendered, and that hostile documents are refused with a clear error."""
 
 import io
 from contextlib import closing

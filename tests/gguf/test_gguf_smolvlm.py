@@ -1,5 +1,5 @@
-"""Tests SmolVLM2 as GGUF files, a text model with the architecture llama and an idefics3 projector, against a
-safetensors folder with the same weights.
+"""Tests that SmolVLM2's GGUF files (a llama text model and an idefics3 projector) answer like a safetensors
+folder with the same weights.
 """
 
 import json
@@ -63,7 +63,7 @@ def answers(model):
 
 
 def in_pairs(values: np.ndarray, heads: int) -> np.ndarray:
-    """Return the rows of q or k in the order of files with the architecture llama."""
+    """Reorder the rows of q or k as GGUF files with the architecture llama store them."""
     return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
@@ -89,7 +89,7 @@ def tensors_of(folder, swaps: bool = False) -> tuple[list[Tensor], list[Tensor]]
 
 
 def vision_keys(**more) -> list:
-    """Return the projector's metadata. `more`: keys to add or replace, without `clip.vision.`."""
+    """Return the projector's metadata. `more`: keys to add or replace, without the prefix `clip.vision.`."""
     keys = {
         "image_size": (UINT32, SIDE),
         "patch_size": (UINT32, 5),

@@ -71,7 +71,8 @@ def answers_of(model, folder):
 
 
 def make_all(folder):
-    """Return the model's folder, the adapters' folders by name, and transformers' tokens by adapter name ("":
+    """Write the model and all adapters. Return the model's folder, the adapters' folders by name, and
+    transformers' tokens by adapter name ("":
     without an adapter).
     """
     model_folder = folder / "model"

@@ -1,4 +1,4 @@
-"""Folders of embedding models and rerankers with tiny random weights, and transformers' results for them."""
+"""Writes embedding models and rerankers with tiny random weights, and computes transformers' results."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ CLASSES = {
     "LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
 }
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt of Qwen3-Reranker, as a template for sentence-transformers, which passes a pair as two messages
-# with the roles "query" and "document".
+# Qwen3-Reranker's prompt as a chat template. sentence-transformers passes a pair as two messages with the
+# roles "query" and "document".
 PAIR_TEMPLATE = (
     "{%- macro part(role) -%}"
     "{{ messages | selectattr('role', 'eq', role) | map(attribute='content') | first }}{%- endmacro -%}"
@@ -48,7 +48,7 @@ def set_in(path, **fields):
 
 
 def embedding_folder(folder, mode="lasttoken"):
-    """Write a text model that embeds. Return transformers' model."""
+    """Write a text embedding model. Return transformers' model."""
     model = make_tiny(folder, "Qwen3")
     set_in(folder / "tokenizer_config.json", pad_token="<|end|>")
     mark(folder, "Pooling", "Normalize", Pooling={"word_embedding_dimension": 48, "pooling_mode": mode})
@@ -59,7 +59,9 @@ def embedding_folder(folder, mode="lasttoken"):
 
 
 def reranker_folder(folder, tokens=(11, 7)):
-    """Write a text model that reranks by the logits of `tokens`. Return transformers' model."""
+    """Write a text reranker that scores with the logits of `tokens` (true, false). Return transformers'
+    model.
+    """
     model = make_tiny(folder, "Qwen3")
     set_in(folder / "tokenizer_config.json", pad_token="<|end|>", chat_template=PAIR_TEMPLATE)
     set_in(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
@@ -75,7 +77,7 @@ def reranker_folder(folder, tokens=(11, 7)):
 
 
 def media_folder(folder, *modules, **configs):
-    """Copy the embedded checkpoint to a folder, as an embedding model or a reranker."""
+    """Copy mmengine's built-in checkpoint to a folder, as an embedding model or a reranker."""
     shutil.copytree(checkpoint_path(), folder)
     return mark(folder, *modules, **configs)
 

@@ -1,4 +1,4 @@
-"""transformers' Qwen3-VL processor without its video half, which needs torchvision."""
+"""transformers' Qwen3-VL processor without the video processor, which needs torchvision."""
 
 from transformers import AutoImageProcessor, Qwen3VLProcessor
 

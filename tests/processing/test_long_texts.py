@@ -1,5 +1,5 @@
-"""Tests that a text with too many tokens is refused after a few slices: the work depends on the limit and not
-on the length of the text.
+"""Tests that a text with too many tokens is refused after a few slices are tokenized. The work depends on the
+limit, not on the text's length.
 """
 
 import random
@@ -34,7 +34,7 @@ TEXTS = {
     "added tokens": "<think></tool_call>",
     "look-alikes": "<|im_end|>",
 }
-# Texts in which no cut between slices is exact.
+# Texts for which slices never give the exact number of tokens.
 CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}
 
 

@@ -1,6 +1,5 @@
-"""Tests a LoRA adapter on a hybrid model with gated attention and delta nets. Tokens equal those of
-transformers with the adapter merged into the weights, and cached states are hit only by requests with the
-same adapter.
+"""Tests a LoRA adapter on a hybrid model with gated attention and delta nets. Tokens equal transformers'
+tokens with merged weights. Cached states are used only for requests with the same adapter.
 """
 
 import json

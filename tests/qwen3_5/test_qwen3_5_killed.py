@@ -1,6 +1,6 @@
-"""Tests a batch on a hybrid model in processes that are killed before a step is computed or before its result
-is logged. The next process computes the recurrent states again, and all answers and log-probabilities equal,
-to the bit, those of an uninterrupted run.
+"""Tests a hybrid model's batch in processes that are killed before a step runs or before its result is
+logged. The next process recomputes the recurrent states. Answers and log-probabilities are bit-identical to
+an uninterrupted run.
 """
 
 import json
@@ -55,7 +55,7 @@ def write_requests(folder):
 
 
 def run(folder, model, spec, killed_at=None):
-    """Run the batch. `killed_at`: the argument `call` for die_at, or None to let the batch end."""
+    """Run the batch. `killed_at`: die_at's argument `call`, or None for no kill."""
 
     def make_engine(resume):
         config = EngineConfig.from_dict(SETTINGS | {"spec": spec})
@@ -69,9 +69,7 @@ def run(folder, model, spec, killed_at=None):
 
 
 def die_at(executor, call):
-    """Kill the process at the first executor call after `call` + 1 calls: before a dispatch, or after a
-    collect.
-    """
+    """Kill the process at executor call number `call` + 2, before a dispatch or after a collect."""
     dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))
 
     def here():

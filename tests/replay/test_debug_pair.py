@@ -1,4 +1,4 @@
-"""Tests the debugger on two logs: it stops at the first difference, and keeps both logs aligned."""
+"""Tests the debugger on two logs: stopping at the first difference, and aligning both logs."""
 
 from pathlib import Path
 

@@ -99,8 +99,8 @@ def thrashing_run(folder):
 
 
 def fetched_run(folder):
-    """Run two engines over the same store. The second engine fetches the blocks that the first one stored,
-    except for a block that is damaged in between.
+    """Run two engines over the same store. The second engine fetches the first engine's blocks, except a
+    block that is damaged in between.
     """
     store, config = ShakyStore(random.Random(1), chance=0), plain_config()
     first, second = (Engine(config, store, path) for path in (folder.with_name("first"), folder))
@@ -128,7 +128,7 @@ RECORDED = "recorded in vLLM"
 
 
 def recorded_run(folder):
-    """Write a log that was recorded in vLLM, with a note about a pause after its third record."""
+    """Copy a log that was recorded in vLLM, and insert a "pause" note after its third record."""
     writer = LogWriter(folder)
     for record in LogReader(Path(__file__).parent / "recordings" / "vllm_032_priority"):
         if record.sequence == 3:
@@ -189,8 +189,8 @@ def instances(logs, kind, field, most):
 
 
 def is_fit(event, kind):
-    """Return whether the event has the type `kind` and may be changed. Executed without tokens, and the end
-    of a rejected request, may not be changed.
+    """Return whether the event has the type `kind` and may be changed. Executed events without tokens, and
+    Finished events of rejected requests, may not be changed.
     """
     if isinstance(event, ev.Executed) and not event.token_ids:
         return False
@@ -244,8 +244,8 @@ def test_verify_treats_a_changed_field_as_the_table_says(logs, tmp_path, name):
 
 
 def test_verify_treats_a_changed_record_as_the_table_says(logs, tmp_path):
-    """A changed step of a record diverges, a changed time does not, and a missing sequence number is a gap.
-    The writer numbers records itself, so the test builds the gap from two files.
+    """verify compares a record's step but not its time, and reports a missing sequence number as a gap. The
+    writer numbers records itself, so the gap is built from two files.
     """
     records = logs("busy")
     place = len(records) // 2

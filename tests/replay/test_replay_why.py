@@ -28,7 +28,7 @@ from tests.replay.test_replay_reasons import random_log
 
 
 def run(folder, *rounds, **settings):
-    """Run rounds of requests; each round is submitted together after the previous round has ended."""
+    """Submit each round of requests after the previous round has ended."""
     config = settings_of(**settings)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     for requests in rounds:
@@ -95,7 +95,7 @@ def test_the_state_at_the_end(tmp_path):
 
 
 def test_claims_cover_all_waiting_steps(tmp_path):
-    """A request's claims cover every step in which it got no tokens."""
+    """The explanations cover every step in which the request got no tokens."""
     log = random_log(tmp_path / "log", 3)
     waited = defaultdict(list)
     for step in log.steps():
@@ -137,7 +137,7 @@ def test_claims_agree_with_the_log(tmp_path, seed):
 
 
 def check_loss(records, each):
-    """Check that a block was taken in the step and by the request that the claim names."""
+    """Check that the log confirms a claim about which request took a block, and in which step."""
     loss = each.facts.get("loss")
     if loss is None or loss["why"] != "taken":
         return
@@ -299,7 +299,7 @@ def test_a_tool_calls_id_finds_the_answer_that_made_it(tmp_path, prefix):
 
 
 def test_a_batch_line_is_found_by_its_custom_id(tmp_path):
-    """Several lines, of several batches, may have the same custom_id. An envelope may be damaged."""
+    """Several batch lines may have the same custom_id, and an envelope may be damaged."""
     envelopes = [b'{"api":"chat","custom_id":"row 1"}', b'{"api":"chat","custom_id":"row 1"}', b"{]"]
     asked = [replace(request(f"{KEY}batch_a-{n}", 20), envelope=each) for n, each in enumerate(envelopes)]
     asked.append(replace(request("bad", 20), envelope=b'"custom_id"'))

@@ -84,7 +84,7 @@ def eager(layer, q, k, v, ids):
 
 
 class Batch:
-    """Rows with random q, k and v, whose KV lies in random blocks that held NaN before."""
+    """Rows with random q, k and v. Their KV blocks have random numbers, and initially contain NaN."""
 
     def __init__(self, spec, make, dtype=torch.float32):
         self.spec, self.dtype = spec, dtype
@@ -120,7 +120,7 @@ class Batch:
         return AttentionMeta(counts, lengths, np.array(slots), table, run_ids=np.concatenate(ids))
 
     def step(self, step, layer):
-        """Run one layer of a step whose metadata are set, and return its result and transformers'."""
+        """Run a layer after `begin` set the step's metadata. Return the result and transformers' result."""
         described = self.spec.attention[layer]
         total = sum(count for _, count in step)
         q, starts = self.draw(total, HEADS, WIDTH), np.cumsum([0, *(count for _, count in step)])

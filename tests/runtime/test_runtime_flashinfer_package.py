@@ -1,5 +1,4 @@
-"""Tests of the FlashInfer backend with the installed package, in which only the compiled kernels are
-replaced.
+"""Tests the FlashInfer backend with the installed package. Only the compiled kernels are replaced.
 
 The wrappers' checks, copies and calls are real. The tests need neither a GPU nor a compiler.
 """
@@ -23,9 +22,9 @@ SIZE = 16
 
 
 class Kernels:
-    """A fake for a compiled module, on a CPU.
+    """A fake compiled module on a CPU.
 
-    It records plans, and computes attention from the planned lists.
+    Records plans, and computes attention from the planned page lists.
     """
 
     def __init__(self, decodes, plans):

@@ -107,8 +107,8 @@ class Noted(AllowAll):
 
 
 def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
-    """The model pass of a step is launched before the previous step's result is read. The step's masks are
-    requested only after this result.
+    """A step's forward pass is launched before the previous step's result is read, but its masks are
+    requested afterwards.
     """
     core = on_gpu(order, Noted(order))
     form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]
@@ -155,7 +155,7 @@ def by(request, monkeypatch):
 
 
 def test_a_grammar_ends_while_the_next_step_runs(by):
-    """The next step, already launched, samples one more token for the row. This token is dropped."""
+    """The next step is already running and samples another token for the row. This token is dropped."""
     given = []
 
     def watch(engine):
@@ -175,7 +175,7 @@ def test_a_grammar_ends_while_the_next_step_runs(by):
 
 
 def spoil(engine, masks_of):
-    """Replace the masks, and the errors for rows without a mask, by the result of `masks_of`.
+    """Replace each result (masks, errors) by `masks_of(masks, errors, number of the call)`.
 
     Returns a list whose only item counts the mask requests.
     """

@@ -1,6 +1,4 @@
-"""Tests that the drafts before a position count for its penalties as if they had been sampled one at a
-time.
-"""
+"""Tests that penalties count the drafts before a position as if they had been sampled."""
 
 import numpy as np
 import torch

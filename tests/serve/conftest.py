@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
-    """Return a checkpoint with the embedded checkpoint's shape and random weights. The embedded checkpoint
-    writes JSON even if no grammar enforces it. This checkpoint writes JSON only under a grammar.
+    """Return a checkpoint with the embedded checkpoint's shape and random weights. Unlike the embedded
+    checkpoint, it writes JSON only if a grammar enforces JSON.
     """
     folder = tmp_path_factory.mktemp("random") / "model"
     shutil.copytree(pytest.importorskip("mmengine_shapes").checkpoint_path(), folder)

@@ -1,4 +1,4 @@
-"""Decoder processes: a hostile media item can harm only its own process."""
+"""Tests that a hostile media item harms only its own decoder process."""
 
 import os
 import threading

@@ -1,6 +1,4 @@
-"""Requests that a process left in its log are resumed by the next process, with outputs from the first token
-on.
-"""
+"""Tests that the next process resumes the requests in a log, and streams them from the first token on."""
 
 import asyncio
 

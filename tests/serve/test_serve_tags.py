@@ -1,6 +1,6 @@
-"""Tags in the free text of real models' answers.
+"""Tests structural tags in the free text of models' answers.
 
-Each tag in the text is complete, and its JSON matches its schema, with any weights, batch and interruption.
+With any weights, batch size and interruption, each tag is complete and its JSON matches its schema.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Tests that the status, code and param of a refused call depend on the error's code and path, and not on its
 text.
 
-`bad_calls.json` contains the status, code and param of each call in CALLS. An older version, which derived
-them from error texts, recorded the file. Some params were later replaced by more exact params.
+`bad_calls.json` contains the expected status, code and param for each call in CALLS.
 """
 
 import json
@@ -17,7 +16,7 @@ from tests.server.bad_calls import CALLS
 from tests.server.running import AsyncEngine, served
 
 RECORDED = Path(__file__).with_name("bad_calls.json")
-# Phrases from which the older version derived statuses and params.
+# An error text with phrases that must not influence the status, code and param.
 GARBAGE = "the prompt has 9 tokens: message 7, part 3; schema, the grammar, no session, a request with the id"
 
 

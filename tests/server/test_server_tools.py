@@ -49,9 +49,7 @@ def embedded():
 
 
 def summed(events):
-    """Return, for each choice index, the message that the stream's deltas add up to and the list of its
-    finish reasons.
-    """
+    """Return (message from all deltas, finish reasons) for each choice index."""
     found = {}
     for event in map(json.loads, events[:-1]):
         for choice in event["choices"]:
@@ -103,7 +101,7 @@ UNIQUE_CALL = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</to
     ],
 )
 def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields):
-    """Only the id's prefix, the time and the model's name, which HTTP adds, are not compared."""
+    """Not compared: the id's prefix, the time and the model's name, which HTTP adds."""
     fields = {"max_tokens": 300, "request_id": "r", **fields}
 
     async def chunks():
@@ -126,7 +124,7 @@ def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields
 
 
 def test_the_log_finds_the_answers_that_made_a_call_by_its_id(tmp_path):
-    """The ids are those of chat completions with several choices, of responses and of messages."""
+    """Checks ids from chat completions with several choices, from responses, and from messages."""
     flat = [{"type": "function", **each["function"]} for each in TOOLS]
     own = [{"name": each["name"], "input_schema": each["parameters"]} for each in flat]
     with served(executor_class=Saying, engine_options={"log": tmp_path / "log"}) as one:

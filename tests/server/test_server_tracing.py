@@ -1,6 +1,4 @@
-"""Tests of the spans of calls, read from OpenTelemetry's in-memory exporter, and of a server without
-OpenTelemetry.
-"""
+"""Tests the spans of calls with OpenTelemetry's in-memory exporter, and a server without OpenTelemetry."""
 
 import subprocess
 import sys
@@ -35,7 +33,7 @@ def one(exporter):
 
 @pytest.fixture(autouse=True)
 def spans(exporter):
-    """A function that returns the server's span for a test's call and the list of its child spans, sorted by
+    """Return a function that returns the server's span for the test's call, and its child spans sorted by
     start.
     """
     exporter.clear()

@@ -1,6 +1,4 @@
-"""Tests that the fake model, which computes all rows together, gives the same tokens as `token`, which
-computes a single token from the rules.
-"""
+"""Tests that the vectorized fake model gives the same tokens as `token`, a reference for a single token."""
 
 import zlib
 

@@ -43,8 +43,8 @@ def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
 def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **more):
     """Return a scheduler of class `cls` with KV groups.
 
-    `window`: the length of a sliding window, whose KV group follows a KV group for full attention; 0 for the
-    latter alone. Or a tuple with each KV group's window, where 0 stands for full attention.
+    `window`: a tuple with each KV group's sliding window, where 0 means full attention. A number w > 0 means
+    (0, w), and 0 means (0,).
     """
     block_size = config.cache_config.block_size
     plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
@@ -70,8 +70,8 @@ def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **
 
 
 def block_hasher(config, size=0, lookahead=0):
-    """Return the function that hashes a request's tokens in blocks of `size` tokens; 0 for the size of a KV
-    block. `lookahead`: how many tokens after a block its hash covers, which vLLM has from 0.33 on.
+    """Return the function that hashes a request's tokens in blocks. `size`: tokens per block; 0 for a KV
+    block's size. `lookahead`: how many tokens after the block the hash covers (vLLM 0.33 and later).
     """
     hashes = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)
@@ -89,7 +89,7 @@ def make_request(name, prompt, max_tokens, hasher, *, grammar=False, **more):
 def with_encoder(cls, budget, cache_size):
     """Return a subclass of `cls` with an encoder budget and cache, although the text model has no encoder.
 
-    `budget`: embeddings of a step. `cache_size`: embeddings in the cache.
+    `budget`: embeddings per step. `cache_size`: embeddings in the cache.
     """
 
     class WithEncoder(cls):
@@ -108,8 +108,8 @@ def image(identifier, start, length):
 
 
 class Runner:
-    """Returns one token for each row whose prompt is computed, in the order of a persistent batch: the last
-    request moves to the place that a finished request left.
+    """Returns a token for each row whose prompt is computed. Rows have the order of vLLM's persistent batch:
+    the last request takes a finished request's place.
     """
 
     def __init__(self, scheduler):
@@ -184,8 +184,8 @@ def drive(
     `drafts`: the maximum number of drafts per row, from n-grams or from `method`. `window`,
     `hash_block_size`: as in `make_scheduler`. `images`: whether requests have up to two of eight images.
     `grammars`: whether a third of the requests has a grammar. `loras`: the maximum number of adapters per
-    step. A request has no adapter, or draws from twice as many. Returns the numbers of requests and of
-    preemptions.
+    step. Each request has no adapter, or a random adapter from twice as many. Returns the numbers of
+    requests and of preemptions.
     """
     if loras:
         settings |= {"enable_lora": True, "max_loras": loras}

@@ -60,7 +60,7 @@ def state_facts(state):
 
 @pytest.fixture
 def ring(record, monkeypatch):  # noqa: F811
-    """Returns a function that makes a scheduler with a ring, in which a log can begin at every update."""
+    """Return a function that makes a scheduler with a ring. A log can begin at every update in the ring."""
     monkeypatch.setenv("MMENGINE_LOG_RING_SECONDS", "0.000001")
     before = signal.getsignal(signal.SIGUSR1)
     yield record
@@ -94,7 +94,7 @@ def test_a_ring_that_covers_a_long_time_holds_everything(record, tmp_path, monke
 
 @pytest.mark.parametrize("stays", [True, False], ids=["running", "shutdown"])
 def test_a_signal_dumps_the_ring_and_calls_the_handler_that_was_there(ring, tmp_path, stays):
-    """A scheduler that keeps running dumps the ring, and so does a scheduler that is shut down at once."""
+    """The ring is dumped even if the scheduler is shut down right after the signal."""
     seen = []
     signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     scheduler = ring()

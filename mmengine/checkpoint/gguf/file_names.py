@@ -1,5 +1,5 @@
-"""Parses GGUF file names, and picks files from a list of names by llama.cpp's rules: the model for a tag, the
-other parts of a split model, and the projector.
+"""Parses GGUF file names, and picks files from a list by llama.cpp's rules. Finds the model for a tag, a
+split model's parts, and the projector.
 """
 
 import re
@@ -46,10 +46,10 @@ def is_model_name(path: str) -> bool:
 
 
 def find_model(paths: Sequence[str], tag: str = "") -> str | None:
-    """Return the first model whose path contains `tag` (ignoring case) before "-" or ".", or None.
+    """Return the first model whose path contains `tag` followed by "-" or ".", or None. Case is ignored.
 
-    Without a tag: the tags in DEFAULT_TAGS are tried in order. If no model has any of these tags, the result
-    is the first model. A split model is represented by its first part.
+    Without a tag, DEFAULT_TAGS are tried in order. If no model has such a tag, the first model is returned.
+    For a split model, the result is the path of its first part.
     """
     models = [path for path in paths if is_model_name(path) and part_name(path).number == 1]
     for each in (tag,) if tag else DEFAULT_TAGS:
@@ -70,10 +70,10 @@ def parts_of(paths: Sequence[str], model: str) -> list[str]:
 
 
 def find_projector(paths: Sequence[str], model: str) -> str | None:
-    """Return the projector for `model`, or None. The projector is in the model's folder or a parent folder.
+    """Return the projector for `model`, or None. Searches the model's folder and its parent folders.
 
-    A deeper folder is preferred; then a tag whose number of bits is nearer to that of the model's tag; then
-    an earlier path.
+    Prefers the deepest folder, then the tag with the nearest number of bits (`Q4_K_M`: 4), then the first
+    path.
     """
     folders = model.split("/")[:-1]
     found, best = None, (0, 0)

@@ -1,4 +1,4 @@
-"""Reads the fields that the projectors of all Qwen-VL families have."""
+"""Reads the GGUF fields that all Qwen-VL projectors share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from mmengine.checkpoint.gguf.tokenizer import token_id
 class QwenProjector(Projector):
     """A projector of a Qwen-VL family.
 
-    `title`: the family's name in messages. `images`: the limits of an image in pixels, from the family's
-    processor files at the hub. GGUF projector files contain no limits.
+    `title`: the family's name in messages. `images`: the image limits in pixels, from the family's processor
+    files on the hub, because GGUF files contain no limits.
     """
 
     title: ClassVar[str]

@@ -67,7 +67,7 @@ def debug(
     is_batch = batch or bool(commands) and not sys.stdin.isatty()
     progress = _Progress()
     with reported(existing(folder)) as findings:
-        # A state has many objects. A collection would traverse them, and can take longer than a seek.
+        # Garbage collection would traverse a state's many objects, and can take longer than a seek.
         with paused_collection():
             debugger, second = open_debugger(folder, findings, progress=progress), None
             if other is not None:
@@ -121,7 +121,7 @@ def _run_script(session: "Session", lines: list[str], out: "Console", progress: 
 
 
 def _converse(session: "Session", out: "Console", progress: "_Progress") -> None:
-    """Run the commands that a person types, until quit or the input's end."""
+    """Run typed commands until quit or the end of the input."""
     from mmengine.cli.logs.debug_prompt import prompts
 
     print_blocks(session.here("help explains the commands; quit ends the session"), out)
@@ -163,8 +163,8 @@ def print_blocks(blocks: "list[Block]", out: "Console") -> None:
 
 
 class _Progress:
-    """Shows on a terminal how far the log was read. `stop` hides the line until records are read again. The
-    line would overwrite the prompt. `close` hides the line for good.
+    """A line on the terminal that shows how far the log was read. `stop` hides the line before the prompt is
+    shown; `close` hides the line for good.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
-"""Read-only views of a state's parts, for the functions that decide.
+"""Read-only views of the engine's state, for the scheduling functions.
 
 A type checker reports every write through a view. Arrays, dicts, pools and caches also refuse writes at run
-time. Lists and requests do not refuse writes. At run time they are the state's own objects, because reading
-through a wrapper would be slower.
+time. Lists and requests do not refuse writes: a wrapper would make reading slower.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -28,7 +27,7 @@ from mmengine.events.vocabulary import AdapterLoaded, Queued
 from mmengine.request import Request
 
 T = TypeVar("T")
-# Marks an attribute that the state assigns again, so that a view must read it from the state at each access.
+# Marks an attribute that the state may rebind. A view reads the attribute from the state at each access.
 Current = Annotated[T, "current"]
 
 

@@ -1,9 +1,7 @@
-"""The KV blocks of block groups with a window. A block group is a set of layers that share block tables.
-
-Layers with a sliding window read only the last keys, so a row can release old blocks. The layers without a
-window form the first block group, which prefix_index.py handles. Rows number their blocks in the same way in
-all groups: block number n holds the tokens from n * block_size on. In a group with a window the row holds no
-blocks before the first key that a later query reads. All groups' blocks come from one pool.
+"""Tracks the KV blocks of layers with a sliding window. A block group is a set of layers that share block
+tables. The layers without a window form the first group, which prefix_index.py handles. In every group, a
+row's block number n holds the tokens from n * block_size on. In a window group, a row releases the blocks
+that no later query reads. All groups take blocks from the same pool.
 """
 
 from collections import deque
@@ -22,11 +20,10 @@ _NO_WINDOW = 2**24  # A window that is longer than each request.
 
 
 class WindowIndex:
-    """Finds the block of a window group that holds the KV of a given content.
+    """Maps a content id of the prefix index to a block in each window group.
 
-    A content is a content id in the prefix index. A row's block in a window group has the content id that the
-    row's block with the same number has in the first group. `keys`: content * num_groups + group for each
-    block, or NO_CONTENT.
+    A row's blocks with the same number have the same content id in all groups. `keys`: content * num_groups +
+    group for each block, or NO_CONTENT.
     """
 
     def __init__(self, num_blocks: int, num_groups: int):
@@ -81,14 +78,13 @@ class WindowIndex:
 
 
 class WindowTables:
-    """All rows' block tables for the groups with a window. Only `evolve` calls methods that change
-    them.
+    """The block tables of all rows for the window groups. Only `evolve` changes them.
 
-    `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
-    [group, row], the first number that the row holds. In all groups, the last number equals the first group's
-    last number. `release_at`: int32 [row], the number of computed tokens at which the row can next release
-    blocks. `order`: the place of each group in the settings, in the order first group, groups of these
-    tables. vLLM gives and frees blocks in the order of the settings.
+    `tables`: int32 [group, row, number], 0 where the row holds no block. `first_held`: int32 [group, row],
+    the lowest block number that the row holds; the highest number is equal in all groups. `release_at`: int32
+    [row], the number of computed tokens at which the row can next release blocks. `order`: the index in the
+    settings for the first group and for each window group. vLLM allocates and frees blocks in the settings'
+    order.
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):
@@ -112,8 +108,8 @@ class WindowTables:
         """Put an admitted row's blocks into its tables. Returns the first group's blocks as (cached,
         new).
 
-        `cached`: the hits of the first block group, then of the second, and so on. `new`: as in `deal`.
-        `computed`: number of tokens in prefix hits, a multiple of the block size.
+        `cached`: the prefix cache hits, group after group. `new`: as in `deal`. `computed`: number of tokens
+        in prefix hits, a multiple of the block size.
         """
         num_hits, first = computed // self._size, self.first_needed(computed)[:, 0]
         place = num_hits
@@ -128,20 +124,21 @@ class WindowTables:
         return cached[:num_hits], by_group[0]
 
     def deal(self, rows: np.ndarray, numbers: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """Put the blocks `new` into the tables of all groups, at the block numbers `numbers` of `rows` (both
-        int [n]). Returns the first group's blocks.
+        """Store the blocks `new` in the tables of all groups. Returns the first group's blocks.
 
-        `new`: one block of each group for the first entry of `rows`, then for the next entry, and so on.
+        `rows`, `numbers`: int [n], the row and the block number for each new block. `new`: for each row, a
+        block for the first group and then for each window group.
         """
         by_group = new.reshape(-1, self.num_groups + 1).T
         self.tables[:, rows, numbers] = by_group[1:]
         return by_group[0]
 
     def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
-        """Take from the rows the blocks that no later query reads. Return these blocks, int32.
+        """Remove the blocks that no later query reads from the rows' tables, and return the blocks, int32.
 
-        `num_computed`: the number of certainly computed tokens of each row. A block that several rows share
-        occurs several times."""
+        `num_computed`: each row's number of tokens that are certainly computed. A block that several rows
+        share is returned several times.
+        """
         ripe = num_computed >= self.release_at[rows]
         if not ripe.any():
             return _NO_BLOCKS
@@ -168,19 +165,19 @@ class WindowTables:
         return [table[row, first:num_numbers].copy() for table, first in zip(self.tables, held, strict=True)]
 
     def in_settings_order(self, first: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the blocks of all groups in the order of the groups in the settings."""
+        """Return the blocks of each group, in the settings' order."""
         blocks = [first, *others]
         return [blocks[place] for place in np.argsort(self.order).tolist()]
 
     def held_by(self, row: int, num_numbers: int) -> np.ndarray:
-        """Return the row's blocks, int32: the blocks of the first window group, then of the second, and so
-        on. `num_numbers`: number of the row's blocks in the first group.
+        """Return the row's blocks, int32, window group after window group. `num_numbers`: number of the row's
+        blocks in the first group.
         """
         tables = self.tables[:, row, :num_numbers]
         return tables[np.arange(num_numbers) >= self.first_held[:, row, None]]
 
     def clear_row(self, row: int, num_numbers: int) -> None:
-        """Take all blocks from the row."""
+        """Remove all blocks from the row's tables."""
         self.tables[:, row, :num_numbers] = 0
         self.first_held[:, row], self.release_at[row] = 0, NEVER
 

@@ -39,8 +39,9 @@ R = TypeVar("R", Tensor, Codes)
 
 class NativeTextDecoder:
     """Has the methods of TextDecoder, and uses the CPU kernels. Steps must not overlap, because they share
-    scratch memory. `experts`: the mixtures in the layers that have experts. `has_vocabulary`: False for a
-    decoder without embedding and LM head, whose `embed` and `logits` must not be called.
+    scratch memory. `experts`: the mixture-of-experts blocks of the layers that have experts.
+    `has_vocabulary`: False for a decoder without embedding and LM head, whose `embed` and `logits` must not
+    be called.
     """
 
     batch_invariant = True
@@ -165,7 +166,7 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
 
 
 def with_gates_behind(weight: AnyWeight, config: DecoderConfig) -> AnyWeight:
-    """Reorder a matrix's rows as `gates_behind` does. The matrix is read in pieces."""
+    """Reorder a matrix's rows as `gates_behind` does, chunk by chunk."""
     if isinstance(weight, ChunkedWeight):
         return replace(weight, chunks=_moved(weight.chunks, config))
     if isinstance(weight, ChunkedCodes):

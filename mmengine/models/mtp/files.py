@@ -1,8 +1,9 @@
 """Finds a multi-token-prediction (MTP) head in a checkpoint, and checks its tensors. Does not import torch.
 
-The head norms the target's normed hidden state and the next token's embedding, projects both to one state
-(`mtp.fc`), and computes a decoder layer and a norm. The head uses the target's embedding and LM head. The
-head's layer and final norm have a decoder's canonical names, so that the decoder's code can read them.
+The head applies a norm to the target's normed hidden state and to the next token's embedding. `mtp.fc`
+projects both to a single state; a decoder layer and a final norm follow. The head uses the target's embedding
+and LM head. The head's layer and final norm have a decoder's canonical names, so that the decoder's code can
+read them.
 """
 
 import re

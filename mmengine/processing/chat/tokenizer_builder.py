@@ -64,8 +64,8 @@ def build_tokenizer(text: str) -> tokenizers.Tokenizer:
 
 @contextmanager
 def panics_refused() -> Iterator[None]:
-    """Raise InvalidRequest if tokenizers panics on a text, such as for a regular expression that takes too
-    many steps.
+    """Raise InvalidRequest if `tokenizers` panics on a text, for example because a regular expression is too
+    slow.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Produces messages that keep a report page up to date while its log grows: first everything in the log, and
 then the changes.
 
-The messages have the report's columns. The page's size is limited. After `MAX_STEPS` steps or `MAX_LANES`
-requests, the page starts again with only the live requests.
+The messages have the report's columns. After `MAX_STEPS` steps or `MAX_LANES` requests, the page starts again
+with only the live requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class LiveReport:
         return more if any(said) else None
 
     def _changed(self, columns: Mapping[str, Sequence[int]], ends: Sequence[str]) -> list[list[object]]:
-        """Return a list for each lane that changed: its number, end step, cached tokens, answer tokens,
+        """Return a list for each changed lane (request): its number, end step, cached tokens, answer tokens,
         preemptions, and finish reason.
         """
         now = np.stack([np.array(columns[name], np.int32) for name in _CHANGING], axis=1)

@@ -1,9 +1,9 @@
 """Holds the buffers into which FlashInfer's wrappers write their plans.
 
 A wrapper makes its plan in a pinned host buffer, and copies the plan to the device asynchronously. With two
-steps in flight, the next plan is made before this copy has run. Therefore two pinned buffers are used in
-turn, and a buffer is overwritten only after its last copy has finished. Wrappers that share a HostPlan also
-share the device buffer, so a plan is valid only until a wrapper makes the next plan.
+steps in flight, the next plan is made before this copy has run. Therefore two pinned buffers alternate, and
+each is overwritten only after its last copy has finished. Wrappers that share a HostPlan also share the
+device buffer: each plan overwrites the previous plan.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ class HostPlan:
     def plan(self, wrapper: Any, *arguments: Any, **options: Any) -> None:
         """Call `wrapper.plan(...)` without waiting for the device."""
         self._turn = 1 - self._turn
-        # This event belongs to the plan before the previous one, so the copy has normally finished.
+        # The event was recorded two plans ago, so the copy has normally finished.
         self._copied[self._turn].synchronize()
         setattr(wrapper, PINNED, self._pinned[self._turn])
         wrapper.plan(*arguments, **options)

@@ -1,4 +1,4 @@
-"""The first message that rank 0 sends to another rank. It says what to load, and how to connect."""
+"""The first message from rank 0 to another rank: the model to load, and how to connect."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The model that a rank after rank 0 loads, and the data with which the rank connects to the other ranks.
+    """Tells a rank after rank 0 which model to load, and how to connect to the other ranks.
 
     `store`: the file through which the ranks connect. `timeout_s`: a rank that does not take part in an
     exchange within this time counts as gone. `num_threads`: the setting num_threads.

@@ -12,7 +12,7 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """The drafts that precede sampling positions in rows with penalties, as m pairs (position, token)."""
+    """The drafted tokens before sampling positions in rows with penalties: m pairs (position, token)."""
 
     rows: np.ndarray  # intp [m], the row of each pair
     pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, number of occurrences
@@ -23,8 +23,7 @@ class TokenCounts:
     output contains each token.
 
     A row with penalties takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the
-    number of rows with penalties. A row's place in the tables is released when a request without penalties
-    takes the row.
+    number of such rows. If a request without penalties takes the row, the row's table entry is freed.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -37,7 +36,7 @@ class TokenCounts:
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Count an admitted row's known tokens. A row without penalties releases its place in the tables."""
+        """Count an admitted row's known tokens, if the row has penalties."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -71,8 +70,8 @@ class TokenCounts:
     ) -> None:
         """Penalise float32 logits [n, vocab_size] in place on a CPU. The results equal those of `penalise`.
 
-        `selected` [r]: the indices in `logits` of the rows `rows` [r]. Only the logits of tokens that a row
-        contains are read and written.
+        `selected` [r]: the index in `logits` for each row in `rows` [r]. Only the logits of tokens in the
+        row's prompt and output are read and written.
         """
         places = self._places.of[rows]
         held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
@@ -89,7 +88,7 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
-        """Penalise the m logits in `drafted` again, in place, so that the drafts before a position count too.
+        """Recompute the m logits in `drafted` in place, and count the drafts before each position too.
 
         `before` [m]: these logits before any penalty. `penalties`: as in `penalise`, [3, m, 1].
         """

@@ -1,8 +1,8 @@
 """Prepares prompts on worker threads, within a time limit.
 
 Separate threads prepare response formats, prompts without media, and prompts with media. A prompt without
-media therefore never waits for media. The media fetcher's own threads fetch media from URLs. Only the prompts
-with these URLs wait for the fetch.
+media therefore never waits for media. The media fetcher has its own threads, so a slow URL delays only the
+prompts with this URL.
 """
 
 import threading
@@ -30,15 +30,14 @@ FORM_WORKERS = 2  # two, because a large schema takes seconds and would delay ot
 TEXT_WORKERS = 2  # two, so that a long text does not delay short texts
 URL_WORKERS = 1  # the thread finds a prompt's URLs and begins to fetch them
 CLOSE_S = 2.0  # how long `close` waits for running preparations, in seconds
-STANDSTILL_S = 30.0  # in seconds; the engine is "not ready" while a text waits longer for a thread
+STANDSTILL_S = 30.0  # if a text waits longer for a thread (seconds), the engine is "not ready"
 
 
 class PreparationBacklog(NamedTuple):
     """How many requests are in preparation, and how long the oldest has waited.
 
-    The oldest request's age is in seconds. The age excludes requests whose media are being fetched, and
-    restarts at 0 when the media arrive, so a slow host on the internet does not increase the age.
-    `text_wait_s` is how long the oldest prompt without media has waited for a thread, in seconds.
+    `oldest_s`: the oldest request's age in seconds, not counting the time until its media are fetched.
+    `text_wait_s`: how many seconds the oldest prompt without media has waited for a thread.
     """
 
     num_requests: int = 0
@@ -49,7 +48,7 @@ class PreparationBacklog(NamedTuple):
     def reasons(self) -> tuple[str, ...]:
         """The reasons why preparation makes the engine "not ready"; empty if there are none.
 
-        Slow schemas and media are never a reason, because other prompts never wait for schemas and media.
+        Slow schemas and media are never a reason, because they delay no other prompts.
         """
         if self.text_wait_s <= STANDSTILL_S:
             return ()
@@ -229,7 +228,7 @@ class Preparation:
         return prepared
 
     def load(self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]) -> None:
-        """Queue a task that decodes a session's older media. `done` is called a second time afterwards."""
+        """Decode a session's older media on a worker thread, and then call `done` a second time."""
         with self._lock:
             self._requests[request] = None
             request.waits_since = time.monotonic()

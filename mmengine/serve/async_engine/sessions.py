@@ -72,7 +72,7 @@ class AsyncSessions:
 
 
 class AnswerFacts(NamedTuple):
-    """How the answer to a session's request `number` ended. The session holds the answer's tokens."""
+    """How the answer to a session's request `number` ended."""
 
     number: int
     reason: str
@@ -111,7 +111,7 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """How many frames wait until later frames complete their patch. Calling `facts` updates the count."""
+        """How many frames wait for later frames in their patch. Calling `facts` updates the count."""
         return len(self._frames.held)
 
     @property
@@ -121,7 +121,7 @@ class AsyncSession:
 
     @property
     def next_frame_waits(self) -> bool:
-        """Whether the next frame would wait until further frames complete its patch. Read within a `turn`."""
+        """Whether the next frame would wait for later frames in its patch. Read this only within a `turn`."""
         return not self._frames.is_almost_whole
 
     @asynccontextmanager

@@ -1,9 +1,9 @@
-"""Flattens JSON values to the columns of a table, and lists the leaves of a value.
+"""Flattens JSON values to table columns, and lists a value's leaves.
 
-The schema alone decides the columns. Each property has a column, whose name is the property's JSON pointer. A
-nested object has no column of its own, but each of its properties has a column. An array has a single column
-with JSON text. An object whose schema names no properties also has a single column with JSON text. Values
-that the schema does not name go into the column OTHER, as a JSON object that maps pointers to values.
+Only the schema determines the columns. A column's name is the property's JSON pointer. Each property of a
+nested object has a column. An array, or an object without named properties, has a single column with JSON
+text. Values that the schema does not name go into the column OTHER, as a JSON object that maps pointers to
+values.
 """
 
 import json
@@ -60,8 +60,8 @@ class Columns:
 def _add(
     root: object, schema: object, pointer: str, followed: frozenset[str], found: dict[str, None]
 ) -> None:
-    """Add a schema's columns. `followed`: the references that lead to this schema. A schema that refers to
-    itself has a single column, because each reference is followed only once.
+    """Add a schema's columns. `followed`: the references that lead to this schema; each reference is followed
+    only once.
     """
     properties = list(_properties(root, schema, followed, set()))
     if not properties:
@@ -74,8 +74,8 @@ def _add(
 def _properties(
     root: object, schema: object, followed: frozenset[str], seen: set[int]
 ) -> Iterator[tuple[str, object, frozenset[str]]]:
-    """Yield the properties that a schema or one of its branches names, with the references that lead to the
-    properties. `seen`: the ids of the visited schemas, since many branches may refer to the same schema.
+    """Yield (name, schema, followed references) for each property in a schema and its branches. `seen`: the
+    ids of visited schemas.
     """
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return

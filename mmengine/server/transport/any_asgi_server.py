@@ -1,5 +1,5 @@
-"""Lets the application run under any ASGI server. Only mmengine's own server gives the application a `Line`
-(sse.py), so this module implements a `Line` with an ASGI server's `send` and `receive`.
+"""Lets the application run under any ASGI server. Streams write to a `Line` (sse.py), which only mmengine's
+own server provides. This module implements a `Line` with ASGI's `send` and `receive`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ FULL_BYTES = 64 * 2**10  # If more bytes are waiting, the client counts as a slo
 
 
 class AnyServer:
-    """Wraps `app`. The streams of `app` write to a `Line`, which this wrapper provides."""
+    """Wraps `app`, and provides the `Line` to which the streams write."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -87,8 +87,8 @@ class _Line:
             self.on_gone()
 
     async def receive(self) -> Message:
-        """Return the next message from the server. After the body's last message, a task continues to
-        receive, so that the task notices when the client disconnects.
+        """Return the next message from the server. After the body's last message, a background task waits for
+        the client to disconnect.
         """
         message = await self._receive()
         if message["type"] == "http.disconnect":

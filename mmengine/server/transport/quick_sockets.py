@@ -1,9 +1,8 @@
-"""Accepts connections and reads the first bytes of each connection, without releasing Python's interpreter
-lock.
+"""Accepts connections and reads their first bytes without releasing the GIL.
 
-Python's socket methods release the lock during each system call. A thread then waits up to a switch interval
-to get the lock back. While the server's threads are busy, two system calls for each of hundreds of
-connections take a second. The system calls here return immediately, so this module keeps the lock.
+Python's socket methods release the GIL during each system call, and then wait up to a switch interval to get
+the GIL back. While the server's threads are busy, accepting hundreds of connections takes a second. The
+system calls here return immediately, so this module keeps the GIL.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
-"""Locates a draft head's settings in config.json for each family of published files.
+"""Finds an EAGLE-3 draft head's settings in config.json. There are two layouts.
 
-There are two layouts. The first is a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt,
-which adds an inner `eagle_config`). The second is the layout of speculators, which describes the decoder
-layer in `transformer_layer_config`.
+EAGLE, SpecForge, SGLang, AngelSlim and NVIDIA's ModelOpt write a flat object; ModelOpt adds an inner
+`eagle_config`. The library speculators describes the decoder layer in `transformer_layer_config`.
 """
 
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def recognise(root: Fields) -> Family:
             root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is supported")
         layer = root.child("transformer_layer_config")
         qwen3 = layer.values.get("model_type") == "qwen3"
-        # The default for norm_before_residual is True, as in the engine for which old files were written.
+        # Old files lack norm_before_residual, and were written for an engine that assumes True.
         return Family(SPECULATORS, root, layer, root.child("eagle_config", optional=True), qwen3, True)
     architecture = _architecture(root)
     nested = root.child("eagle_config", optional=True)

@@ -20,23 +20,22 @@ class Compiled(Protocol):
     """A compiled grammar. Any number of texts may share it."""
 
     after: tuple[int, ...]  # The grammar applies after these tokens; () if it applies from the first token.
-    # Minimum token budget: `after` and the grammar's shortest text; 0 if completion is off.
+    # Number of tokens in `after` and in the grammar's shortest text; 0 if completion (closing a truncated
+    # answer) is off.
     shortest: int
 
     def matcher(self) -> Matcher:
         """Return a new matcher at the text's beginning."""
 
     def renew(self, error: str) -> Matcher | None:
-        """Return a new matcher if `error` says that the grammar's matchers have used up a shared resource.
-
-        `error` is a matcher's error. Returns None for any other error.
+        """Return a new matcher if a matcher's `error` reports that a shared resource is used up. Otherwise
+        return None.
         """
 
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
-        """Return a Closer for a text with at most `budget` tokens, at the text's beginning. Return None if
-        completion is off.
+        """Return a Closer for a new text with at most `budget` tokens, or None if completion is off.
 
-        Up to `reserve` tokens in the budget are kept for the completion after a stop string.
+        Up to `reserve` tokens in the budget are reserved for completing the text after a stop string.
         """
 
 
@@ -62,12 +61,11 @@ class Backend(Protocol):
         """Write a token mask for each matcher into `bits`, uint32 [m, ceil(vocab_size / 32)].
 
         Token t is bit t % 32 in word t // 32; a set bit means that the token may come next. An
-        end-of-sequence token is allowed exactly where the text may end. The mask of a matcher that has an
-        error afterwards has no meaning.
+        end-of-sequence token is allowed exactly where the text may end. If a matcher has an error afterwards,
+        its mask has no meaning.
 
-        With `drafts`, each matcher's mask is followed by a mask per draft token, which contains the tokens
-        that may follow the draft token. After a draft token that is not allowed, the matcher's further masks
-        keep their old contents. The matchers do not advance.
+        With `drafts`, each matcher's mask is followed by a mask for each draft token, with the tokens that
+        may come next. Masks after a forbidden draft token are not written. The matchers do not advance.
         """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
@@ -82,7 +80,7 @@ class Backend(Protocol):
     def forced(self, matcher: Matcher, last: int) -> list[int]:
         """Return the tokens that must come next after the token `last` (-1: none).
 
-        May return more tokens than `compute_ff_tokens` if the forced text can be tokenized in several ways.
+        May return more tokens than llguidance's `compute_ff_tokens` if several tokenizations are possible.
         """
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
@@ -100,10 +98,9 @@ class Backend(Protocol):
 class OfTokenizer:
     """The base class for grammar engines that are built from a tokenizer.
 
-    `token_bytes` returns each token's bytes (b"" for a special token). It is called once, for the first
-    grammar. `encode` converts text to tokens. `special_ids` has the special tokens, which have no text. A
-    model's vocabulary is often larger than the tokenizer's. Tokens that `token_bytes` does not include are
-    never allowed.
+    `token_bytes` returns each token's bytes (b"" for a special token), and is called once, for the first
+    grammar. `encode` converts text to tokens. `special_ids` has the special tokens, which have no text. The
+    model's vocabulary may be larger than the tokenizer's; the additional tokens are never allowed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-// Weighs the tokens that packed masks allow: the sum of their probabilities, its entropy, and the likeliest tokens.
+// Computes statistics of the tokens that packed masks allow: log-sum-exp, entropy, and the likeliest tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,1 +1,1 @@
-"""The debugger as a page in a browser: one file that contains a small log, or the page of a debug server."""
+"""The debugger's web page: a file that contains a small log, or the page of a debug server."""

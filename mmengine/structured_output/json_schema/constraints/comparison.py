@@ -75,8 +75,7 @@ def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    # Visit the shapes in reverse order, so that the first among equal constraints is kept. The first
-    # constraint has the documented key order.
+    # Reverse order keeps the first among equal constraints, which has the documented key order.
     for at, shape in reversed(list(enumerate(out))):
         for kind, constraint in list(shape.items()):
             if any(

@@ -1,17 +1,14 @@
-r"""Writes a pattern for the keys that an object's schema does not name, and the schema for these keys'
+r"""Writes a pattern for an object's "other keys", which its schema does not name, and the schema for their
 values.
 
-A key that the schema does not name is called an "other key". Other keys are written as a pattern, because
-`additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
+A pattern is needed because `additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
 
-The pattern may also match a named key. The grammar engine then excludes the named key's spelling from the
-pattern. The exclusion is exact if the name has no control characters, because a pattern spells every other
-character in a single way. The pattern itself excludes names with control characters. If the pattern excluded
-all names, masks would be thirty times slower.
+The pattern may also match named keys. The grammar engine excludes each name in its usual spelling. Only
+control characters have further spellings, so the pattern itself excludes names with control characters. If
+the pattern excluded all names, masks would be thirty times slower.
 
-JSON Schema also applies the pattern's schema to the named keys that match. The pattern's schema is therefore
-`true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any value for the
-named keys.
+JSON Schema also applies the pattern's schema to named keys that match. The pattern's schema is therefore
+`true`, and an `allOf` branch contains the schema for the other keys' values.
 """
 
 import re
@@ -29,8 +26,7 @@ MARK = "other keys"  # First element of a $comment that describes an object's pa
 class OtherKeys:
     """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
-    `limit`: the maximum number of characters after the character at which a key first differs from every
-    name. 0 means no limit.
+    `limit`: how many characters may follow the first character that differs from every name; 0: no limit.
     """
 
     names: tuple[str, ...]
