@@ -5,8 +5,8 @@
     python benchmarks/throughput.py --repeat 3 --out table.md # three runs, medians
     python benchmarks/throughput.py --profile # time by phase and a flame graph
 
-`--quick` ends within two minutes on every CPU. To do so, the half_billion section uses one thread count, and
-leaves transformers out on CPUs on which transformers' bfloat16 is too slow; a note says so.
+`--quick` ends within two minutes on every CPU. Its half_billion section uses one thread count, and omits
+transformers where bfloat16 in transformers is too slow.
 """
 
 import enum
@@ -46,7 +46,7 @@ class Section(enum.StrEnum):
     EMBEDDED = "embedded"  # mixed requests and decoding, embedded checkpoint, float32
     HALF_BILLION = "half_billion"  # decoding and prefill, random weights, bfloat16
     ENCODER = "encoder"  # many questions about one image
-    SHARE = "share"  # the part of a step outside the model's forward
+    SHARE = "share"  # time of a step outside the model's forward
 
 
 def main(

@@ -2,7 +2,7 @@
 
     python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 
-The last line of the output is JSON: the seconds to import and to load, and the other requested figures.
+The last output line is JSON with the fields of `Found`.
 """
 
 import enum
@@ -29,15 +29,13 @@ QUESTION = "What is in the photograph?"
 class Side(enum.StrEnum):
     MMENGINE = "mmengine"
     TRANSFORMERS = "transformers"
-    COPY = "copy"  # the weights alone, read and copied once in torch
-    TOUCH = "touch"  # the same amount of new memory, written once
+    COPY = "copy"  # torch reads and copies the weights
+    TOUCH = "touch"  # writes new memory of the weights' size
 
 
 @dataclass
 class Found:
-    """The measured figures, in seconds and bytes. `rates`: tokens per second while all rows decode, keyed by
-    the number of rows.
-    """
+    """The measured seconds and bytes. `rates`: decoded tokens per second for each number of rows."""
 
     import_s: float = 0.0
     load_s: float = 0.0
@@ -114,7 +112,7 @@ def main(
 
 def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
     """Measure the engine with its default settings but without drafts. Random weights give repetitive
-    answers, for which drafts would be accepted unusually often.
+    answers, so drafts would be accepted unusually often.
     """
     found, begun = Found(), time.perf_counter()
     import llguidance  # noqa: F401 (all modules that loading would import)
@@ -175,9 +173,7 @@ def question(path: Path) -> list[dict]:
 
 
 def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Measure transformers' model with ids and pixels from mmengine's processor, whose time is not
-    measured.
-    """
+    """Measure transformers' model. mmengine's processor prepares the inputs before the time is taken."""
     found, begun = Found(), time.perf_counter()
     import torch
     from transformers import Qwen3VLForConditionalGeneration  # noqa: F401
@@ -196,7 +192,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        # printed at once, so that the parent has the line even if it ends this process at the time limit
+        # The parent reads this line even if it ends this process at the time limit.
         print(json.dumps(found.first_s), flush=True)
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))
@@ -221,7 +217,7 @@ def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
 
 
 def touch(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Measure the time to write once to new memory of the weights' size, in huge pages if available."""
+    """Measure the time to write new memory of the weights' size, in huge pages if available."""
     found, begun = Found(), time.perf_counter()
     import torch
 

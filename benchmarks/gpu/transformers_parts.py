@@ -1,4 +1,4 @@
-"""The parts of the GPU check that answer the same requests with mmengine and with transformers.
+"""Compares mmengine's and transformers' speed on a GPU, with the same requests.
 
 Not yet run on a GPU.
 """
@@ -26,10 +26,9 @@ WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # wanted multiples of transformer
 
 
 def _asks(name: str, dry: bool) -> tuple[ModelConfig, list[Ask], list[Ask]]:
-    """Return the model's shape, text requests and image requests, which are the same for mmengine and
-    transformers.
+    """Return the model's shape, its text requests and its image requests.
 
-    All requests of a kind have the same length, so that padding costs transformers nothing.
+    All text requests have the same length, and so do all image requests: transformers needs no padding.
     """
     shape, _ = shape_and_sizes(name, dry)
     texts, images, words, num_new = (4, 2, 12, 4) if dry else (64, 32, 32, 128)

@@ -5,13 +5,13 @@ twice.
 
 Both sides answer the same requests with the embedded checkpoint, greedy decoding, two workers and batches of
 64 requests. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls
-transformers' `generate`, as a user would write it. For the first two minutes on each side, a randomly chosen
-worker is killed every --kill-s seconds. The kills stop then. Otherwise workers that store nothing would never
-finish if they need more than --kill-s seconds to start and to answer a batch.
+transformers' `generate`, as a user would write it. For the first two minutes on each side, a random worker is
+killed every --kill-s seconds. With kills until the end, the plain side might never finish, because its
+workers store nothing.
 
-Each step on both sides lasts at least STEP_S seconds, so a batch takes long enough that kills hit workers in
-the middle. mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a
-byte for each token. Needs the environment from `make ray`.
+Each step lasts at least STEP_S seconds, so that kills hit running batches. mmengine's computed tokens are
+counted in the logs. On the plain side a logits processor writes a byte for each token. Needs the environment
+from `make ray`.
 """
 
 import argparse
@@ -63,8 +63,8 @@ def paced_build(*given: object, **options: object) -> object:
 
 
 class PlainWorker:
-    """A worker as users write it without an engine. Each worker process appends a byte for each computed
-    token to its own file in the folder `counts`.
+    """A Ray Data worker that calls transformers' `generate`. Each process appends a byte per computed token
+    to its own file in the folder `counts`.
     """
 
     def __init__(self, counts: str):
@@ -155,7 +155,7 @@ def run(
 
     begun = time.monotonic()
     parts = [lines[at : at + BATCH] for at in range(0, len(lines), BATCH)]
-    # One Arrow table for each batch, so that Ray's blocks are the batches.
+    # Each Arrow table becomes a block in Ray, so each batch is a table.
     data = ray.data.from_arrow([pyarrow.table({"text": part}) for part in parts])
     mapped = data.map_batches(
         worker,

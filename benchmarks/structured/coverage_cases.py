@@ -11,7 +11,7 @@ HOME = Path(__file__).with_name("coverage_schemas.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema. `tests` are pairs: an instance, and whether the schema allows it."""
+    """A schema and its tests. A test is an instance and whether the schema allows the instance."""
 
     group: str
     name: str
@@ -20,16 +20,15 @@ class Case:
 
 
 def of_suite(folder: Path) -> Iterator[Case]:
-    """Yield the cases of a JSON-Schema-Test-Suite checkout for every draft. A group names the draft and the
-    keyword, or the draft and "optional" for files about optional behaviour. A schema without $schema gets its
-    draft's $schema if the draft is older than 2019-09.
+    """Yield the cases of every draft in a JSON-Schema-Test-Suite checkout. The group is the draft with the
+    tested keyword, or with "optional" for optional behaviour.
     """
     for draft in sorted(path for path in (folder / "tests").iterdir() if path.is_dir()):
         for path in sorted(draft.rglob("*.json")):
             inside = path.relative_to(draft)
             kind = inside.parent.as_posix().replace("optional/format", "optional format")
-            # In format.json a format is only an annotation. The engines enforce formats, as most users
-            # expect, so this file counts as optional.
+            # format.json expects formats to be ignored. The engines enforce formats, so this file counts as
+            # optional.
             if inside.as_posix() == "format.json":
                 kind = "optional"
             group = f"{draft.name} {path.stem if kind == '.' else kind}"
@@ -40,7 +39,7 @@ def of_suite(folder: Path) -> Iterator[Case]:
 
 
 def _with_draft(schema: Any, draft: str) -> Any:
-    """Return the schema, with a $schema for drafts before 2019-09, which only $schema identifies."""
+    """Return the schema. If the draft is older than 2019-09, add the draft's $schema."""
     old = {"draft3": "03", "draft4": "04", "draft6": "06", "draft7": "07"}
     if draft not in old or not isinstance(schema, dict) or "$schema" in schema:
         return schema
@@ -48,8 +47,8 @@ def _with_draft(schema: Any, draft: str) -> Any:
 
 
 def of_maskbench(folder: Path) -> Iterator[Case]:
-    """Yield the cases in a folder in MaskBench's format, which has one file per schema. The group is the
-    file's name up to the first `---`, or without its final number if the name has no `---`.
+    """Yield the cases of a MaskBench folder, which has a file per schema. The group is taken from the file's
+    name.
     """
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
@@ -58,7 +57,7 @@ def of_maskbench(folder: Path) -> Iterator[Case]:
 
 
 def of_home() -> Iterator[Case]:
-    """Yield the project's own schemas, which are written like typical users' schemas."""
+    """Yield the project's own cases. Their schemas resemble users' schemas."""
     for line in HOME.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)
         yield Case(found["group"], found["name"], found["schema"], _tests_of(found))

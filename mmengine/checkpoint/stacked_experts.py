@@ -1,9 +1,9 @@
 """Reads the experts that a file stacks in a single tensor as separate matrices. Does not import torch.
 
 transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden] and `X.down_proj` [count, hidden,
-size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed,
-which the shape reveals. A shape that fits both layouts counts as not transposed (transformers'
-`conversion_mapping.py`). FP8 scales are stacked and transposed like the matrices.
+size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed, as
+its shape shows. A square matrix counts as not transposed (transformers' `conversion_mapping.py`). FP8 scales
+are stacked and transposed like the matrices.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 class TurnedEntry(TensorEntry):
     """A matrix [n, k] that is stored transposed.
 
-    From byte `start` on, the file contains k rows of `row_values` values. The columns `first` to `first` + n
-    - 1 of these rows are the matrix's rows. `stacked`: the tensor that contains the matrix.
+    At byte `start` of the file begin k rows of `row_values` values. Their column `first` + i is the matrix's
+    row i. `stacked`: the tensor that contains the matrix.
     """
 
     first: int
@@ -36,8 +36,8 @@ class TurnedEntry(TensorEntry):
 def each_expert(
     entries: dict[str, TensorEntry], count: int, hidden_size: int, intermediate_size: int
 ) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name, where stacked experts have become separate matrices [out, in]
-    named `X.experts.0.gate_proj.weight`. Raises ModelError for a stack whose shape does not fit the sizes.
+    """Return the tensors by canonical name. Stacked experts become separate matrices [out, in], such as
+    `X.experts.0.gate_proj.weight`. Raises ModelError for a stack whose shape does not fit the sizes.
     """
     found = dict(entries)
     parts: tuple[str, ...]
@@ -73,7 +73,7 @@ def _matrices(
 def _matrix(entry: TensorEntry, i: int, rows: slice, is_turned: bool) -> TensorEntry:
     """Return `rows` of the matrix of expert `i`. If `is_turned`, these rows are columns in the file.
 
-    Raises ModelError if these rows share a block's scale with other rows.
+    Raises ModelError if `rows` share an FP8 scale with other rows.
     """
     if isinstance(entry, Fp8Entry):
         block = Block(*reversed(entry.block)) if is_turned else entry.block

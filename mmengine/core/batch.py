@@ -1,7 +1,6 @@
 """Builds a step's StepPlan: the arrays and lists that an executor needs to compute the step.
 
-A plan is built from the state, after all decisions of the step were applied. The functions in this file only
-compute array indices. They decide nothing and do not change the state.
+A plan is built after the step's decisions were applied to the state. These functions only read the state.
 """
 
 from collections.abc import Sequence
@@ -28,18 +27,18 @@ _NO_TOKENS, _NO_SLOTS, _NO_TABLES = (
     frozen(np.zeros(*of)) for of in ((0, np.int32), (0, np.int64), ((0, 0), np.int32))
 )
 _NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
-SPARE_BLOCKS = 16  # a copied table has this many free columns, so that rows can grow without a new copy
+SPARE_BLOCKS = 16  # free columns of a copied table, so that rows can grow
 
 
 class BlockTables:
     """Builds the block tables of a step's rows.
 
-    If `keeps` is true, the previous step's tables are updated, provided that the batch has the same
-    rows. Copying all tables at each step would push other data out of the CPU's cache. `keeps` requires that
-    at most one step is in flight, because the previous plan uses the same arrays.
+    With `keeps`, a step with the previous step's rows updates the previous tables in place. Copying all
+    tables would evict other data from the CPU's cache. At most one step may then be in flight, because the
+    previous plan uses the same arrays.
 
-    If the array `view.step_rows` is the same object as in the previous step, the batch has the same rows. The
-    rows' tables can then only have grown.
+    If `view.step_rows` is the same object as in the previous step, the rows are the same. Their tables can
+    then only have grown.
     """
 
     def __init__(self, keeps: bool):
@@ -133,10 +132,10 @@ class Planner:
 
 
 class RowPlanner(Planner):
-    """Builds plans for a host, such as vLLM, whose workers keep the tokens.
+    """Builds plans for a host such as vLLM. Its workers keep the tokens.
 
-    These plans have no block tables and no arrays with an entry for each token. The host reads blocks and
-    drafts from the view instead. The columns `rows` and `sample` have the dtype intp.
+    The plans have no block tables and no per-token arrays. The host reads blocks and drafts from the view.
+    `rows` and `sample` have the dtype intp.
     """
 
     def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
@@ -202,10 +201,7 @@ def _admission(view: View, row: int) -> Admission:
 def _media_spans(
     view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
-    """Return the positions in the batch at which encoder outputs replace embeddings.
-
-    Only rows of requests that still need an encoder output are examined.
-    """
+    """Return the positions in the batch at which encoder outputs replace embeddings."""
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():

@@ -13,8 +13,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors that a full disk causes
 
 
 class Reserve:
-    """A file beside the segments that occupies disk space. `is_held` is False after the reserve was released,
-    or if the disk had no space for it.
+    """A file in the log's folder that occupies disk space. `is_held` is False after `release`, or if the disk
+    was too full.
 
     After the file is deleted, a copy-on-write file system may not free the space at once. The log then stalls
     a little earlier, but no record is lost.
@@ -41,9 +41,8 @@ class Reserve:
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
-        """Allocate the file if `times` its size is free. Returns False if the disk is too full. Returns True
-        if the file cannot be allocated for another reason, because such an error says nothing about the free
-        space.
+        """Allocate the file if `times` its size is free. Returns False if the disk is too full. Other errors
+        return True, because they say nothing about the free space.
         """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:

@@ -60,9 +60,7 @@ def cached_gguf(folder: Path, name: HubName, reason: HubError) -> Path:
 
 
 def _paths(listed: Mapping[str, HubFile]) -> list[str]:
-    """Return the GGUF files among a hub's files, in the hub's order, except files whose names are not plain
-    paths.
-    """
+    """Return the hub's GGUF files that have a plain path, in the hub's order."""
     return [path for path in listed if _PATH.fullmatch(path)]
 
 
@@ -87,9 +85,7 @@ def _check_parts(files: list[str], model: str, name: HubName) -> None:
 
 
 def _path(folder: Path, model: str, projector: str | None) -> Path:
-    """Return the model's path. The path includes the projector, unless a search beside the model would find
-    this projector.
-    """
+    """Return the model's path. If the default search would miss the projector, the path includes it."""
     path = folder / model
     if projector is None or projector_file(path) == folder / projector:
         return path

@@ -23,8 +23,8 @@ class MediaCache(Generic[V]):
 
     If several callers request the same missing value at the same time, one caller computes the value and the
     others wait. If the computation fails, only the computing caller gets the exception, and the next caller
-    computes the value again. A key is a hash over the tenant's salt and everything that determines the value:
-    the encoded bytes and the options. `max_bytes` may be set at any time; 0 turns the cache off.
+    computes the value again. A key is a hash of the tenant's salt, the encoded bytes and the options.
+    `max_bytes` may be set at any time; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
@@ -90,9 +90,7 @@ class MediaCache(Generic[V]):
                 self._evict()
 
     def forget(self, key: bytes) -> None:
-        """Remove the value for `key`, if cached. A caller uses this method if the value may not match the
-        key.
-        """
+        """Remove the value for `key`, if cached."""
         with self._lock:
             _, size = self._values.pop(key, (None, 0))
             self.num_bytes -= size

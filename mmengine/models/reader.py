@@ -1,10 +1,9 @@
 """Reads weights from safetensors or GGUF files onto a device, casts them, and joins several tensors to one
 matrix.
 
-Names and shapes are checked before memory is allocated (mmengine.checkpoint). An untrusted folder therefore
-cannot make this process allocate more memory than its files' sizes justify. safetensors files are mapped. If
-a matrix is read in pieces and the file has the right dtype, a piece is a view into the file. Otherwise only
-one cast piece is in memory at a time.
+mmengine.checkpoint checks names and shapes before memory is allocated. An untrusted folder therefore cannot
+use more memory than its files' sizes justify. safetensors files are mapped. A matrix is read in pieces. A
+piece is a view into the file, or a copy if it must be cast.
 """
 
 import math
@@ -39,7 +38,7 @@ from mmengine.native.linear import (
     multiplies_float32,
 )
 
-PIECE_VALUES = 2**22  # How many values a piece has; 8 MiB in bfloat16.
+PIECE_VALUES = 2**22  # Number of values in a piece; 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
 R = TypeVar("R", torch.Tensor, Codes)
 STORED = {
@@ -53,8 +52,8 @@ STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part of each tensor to read. `axis_of`: returns the dimension along which a tensor is cut into
-    `count` equal parts, or None for a tensor that is read whole. `index`: the part that is read.
+    """Selects a rank's part of each tensor. `axis_of`: returns the dimension along which a tensor is cut into
+    `count` equal parts, or None for a whole tensor. `index`: the part to read.
     """
 
     index: int
@@ -124,7 +123,7 @@ class WeightReader:
         return out
 
     def pieces(self, *names: str) -> ChunkedWeight:
-        """Read the tensors as `read` does, but as a matrix [n, k] on the CPU that comes in pieces.
+        """Return the matrix [n, k] of joined tensors on the CPU, in pieces of rows.
 
         k is the product of all dimensions after the first. A piece is valid only until the next piece is
         taken.
@@ -136,9 +135,9 @@ class WeightReader:
     def held(self, *names: str, alike: bool = False) -> AnyWeight:
         """Return the joined matrix in a format that the kernels support.
 
-        The format is GGUF's blocks if all tensors are stored in them. It is codes if the reader quantises, or
-        if all tensors are stored with the same coding. Otherwise it is `dtype`. `alike`: blocks must have the
-        same type.
+        The format is GGUF blocks if all tensors are stored as blocks. The format is codes if the reader
+        quantises, or if all tensors are stored with the same coding. Otherwise the format is `dtype`.
+        `alike`: all blocks must have the same type.
         """
         if (runs := self._runs(names, alike)) is not None:
             return self._in_blocks(names, runs)
@@ -157,8 +156,8 @@ class WeightReader:
         return self._runs((name,), alike=True) is not None
 
     def _runs(self, names: Sequence[str], alike: bool) -> tuple[tuple[int, int], ...] | None:
-        """Return the runs of rows with equal types, if the joined matrix can be held in GGUF's blocks,
-        otherwise None.
+        """Return the runs of rows with the same block type, or None if the matrix cannot be held in GGUF
+        blocks.
         """
         found = [self._entries[name].blocks for name in names]
         types = [
@@ -284,9 +283,8 @@ class WeightReader:
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (index of the first row, rows) for each piece of a tensor, or of this rank's part. If the
-        tensor is not stored as codes, each piece's row count is a multiple of `rows_in`, except for the last
-        piece.
+        """Yield (index of the first row, rows) for each piece of this rank's part of a tensor. A piece has a
+        multiple of `rows_in` rows, unless the piece is the last or the tensor is stored as codes.
         """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
@@ -331,7 +329,7 @@ class WeightReader:
             yield place, codes
 
     def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows in the stored dtype. The file may contain the matrix transposed."""
+        """Yield a tensor's rows in the stored dtype. The file may store the matrix transposed."""
         if isinstance(entry, TurnedEntry):
             return self._turned(entry, cut, rows_in)
         return self._mapped(entry, cut, rows_in)
@@ -365,9 +363,7 @@ class WeightReader:
 
 
 def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matrices may be held as codes. In float32 only integer codes are possible. If the result
-    is False, all matrices are held in `dtype`.
-    """
+    """Return whether matrices may be held as codes. In float32 only integer codes are possible."""
     library = native.load() if device.type == "cpu" else None
     if library is None:
         return False

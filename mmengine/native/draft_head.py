@@ -18,10 +18,10 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """Weights and sizes around the head's decoder layers.
+    """Weights and sizes of the head, apart from its decoder layers.
 
-    `scores`: the LM head, or None if the matrix is not packed. `embedding`: None if the caller passes no
-    matrix. The kernels need both matrices to draft a whole chain (several tokens in a row) in a single call.
+    `scores`: the packed LM head, or None. A call that drafts a whole chain (several tokens in a row) needs
+    `scores` and `embedding`.
     """
 
     embed_size: int
@@ -39,7 +39,7 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """The places in the KV cache at which n rows draft their chains. Rows are sorted by descending `most`.
+    """The KV cache positions for n rows' chains. Rows are sorted by descending `most`.
 
     `most`, `kv_lens` and `positions` are contiguous int32 [n].
     """
@@ -241,7 +241,7 @@ class NativeHead:
         by drafts, at most `most` per row; other entries are draft tokens that the caller has set. `z`: [n,
         hidden], the final norm's output for each row's last token. `carry`: [n, hidden], the hidden state
         that the next pass reads. `tables`: cos and sin for all positions up to the largest in use.
-        `layers_address`: address of an array that contains the KV pool's address for each layer in the head.
+        `layers_address`: address of an array with the KV pool's address for each head layer.
         """
         num_rows = len(z)
         room = self._chain_room(num_rows)

@@ -64,7 +64,7 @@ def _open_best_isa() -> LibraryStatus:
 
 
 def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
-    """Load the library from the wheel, which is as trustworthy as the wheel's Python code.
+    """Load the library from the wheel.
 
     Returns None if the wheel has no library for `isa`, or if the library does not load, for example because
     libstdc++ is too old. The caller then compiles the library on this machine.
@@ -83,8 +83,7 @@ def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 def open_isa(isa: str) -> ctypes.CDLL:
     """Load the library for an instruction set that this CPU supports. Raises NativeKernelsError.
 
-    The kernels for "amx" may run only after the library's function `mm_allow_amx()` has returned 1. A process
-    may load several libraries.
+    The kernels for "amx" may run only after the library's function `mm_allow_amx()` has returned 1.
     """
     openmp = openmp_library()
     if (built := _open_wheel_library(isa, openmp)) is not None:

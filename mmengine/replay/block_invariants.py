@@ -1,7 +1,7 @@
-"""The KV block invariants: who holds each block, and which blocks a row (a running request) holds in each
-block group (vLLM: KV cache group). invariants.py lists these invariants with their names.
+"""Checks the KV block invariants: each block's holders, and the blocks that a row (a running request) holds
+in each block group (vLLM: KV cache group). invariants.py lists the invariants' names.
 
-Each function yields a sentence for every way in which the state breaks its invariant.
+Each function yields a sentence per violation.
 """
 
 from collections.abc import Iterator
@@ -70,8 +70,8 @@ def broken_host_blocks(state: State) -> Iterator[str]:
 
 
 def broken_windows(state: State) -> Iterator[str]:
-    """Check that, in each block group with a sliding window, a row holds the blocks that the row's next
-    queries read. Between steps, the row must hold no further blocks in this group.
+    """Check that rows hold the sliding-window blocks that their next queries read. Between steps, a row must
+    hold no further blocks in these groups.
     """
     rows = state.running
     if state.num_groups == 1 or not len(rows):
@@ -100,9 +100,8 @@ def broken_windows(state: State) -> Iterator[str]:
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that each block in a window group has the same content as the row's block with the same number in
-    the first group.
-    `filled` marks the full blocks: bool [group, row, number].
+    """Check that a row's blocks with the same number have the same content in the window groups and in the
+    first group. `filled` marks the full blocks: bool [group, row, number].
     """
     groups, places, numbers = filled.nonzero()
     keys = state.blocks.windows.keys[tables[groups, places, numbers]]

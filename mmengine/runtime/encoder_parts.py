@@ -17,7 +17,7 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """The intermediate state of the encoder for one item. It may take a gigabyte.
+    """The encoder's intermediate state for a single item, up to a gigabyte.
 
     The state is kept until the last part of the item was computed, or until `drop` is called.
     """
@@ -41,13 +41,12 @@ class EncoderParts:
         """Compute one part. Returns the item's features after the last part, and None after other parts.
 
         Features are [num_embeds, (1 + num_deepstack) * hidden_size]. `payloads`: media by request id.
-        `adapter`: returns the adapter that encodes the item. This function is called only for the first part,
-        because each call may have to read the adapter's files. Raises ExecutorFailed if the media or the
-        adapter are missing.
+        `adapter`: returns the item's adapter. This function is called only for the first part, because a call
+        may read files. Raises ExecutorFailed if the media or the adapter are missing.
         """
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
-                return None  # the item was dropped before, so no request needs its features
+                return None  # the item was dropped: no request needs its features
             assert self._begin is not None, "only encoders that can pause encode items in parts"
             media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)

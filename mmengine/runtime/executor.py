@@ -1,4 +1,4 @@
-"""The torch executor: it computes the steps of an engine's plans on one device, and returns their results.
+"""The torch executor: computes an engine's steps on a single device.
 
 It implements the protocol Executor in core/executor.py.
 """
@@ -38,9 +38,9 @@ _log = logging.getLogger("mmengine.runtime")  # printed to stderr unless the pro
 class InFlightStep:
     """A step that was dispatched and whose result was not collected yet.
 
-    `pixels`: the pixels that the step encodes. They are kept here, because a request may end and release its
-    pixels before the step is collected. `computed`: the launched step, until its sampling is launched. From
-    then on `launched` describes the step. `error`: the exception that was raised by a launch.
+    `pixels`: the pixels that the step encodes. The request may release its pixels before the step is
+    collected. `computed`: the launched forward pass, until the sampling is launched. `launched`: the step
+    from then on. `error`: the exception from a launch.
     """
 
     plan: StepPlan
@@ -61,9 +61,8 @@ class TorchExecutor:
     """Computes steps on one device.
 
     On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step, and
-    `collect` waits for its end (not yet run on a GPU). If rows have grammars or reasoning budgets, a step's
-    sampling needs the previous step's tokens. The sampling is then launched after `collect` has read the
-    previous step.
+    `collect` waits for its end (not yet run on a GPU). With grammars or reasoning budgets, a step's sampling
+    needs the previous step's tokens. `collect` then launches the sampling after reading the previous step.
 
     If a whole step fails, its `collect` raises an error. An MMEngineError is raised unchanged. Any other
     exception becomes ExecutorFailed, or ExecutorLost if the device no longer answers.
@@ -85,12 +84,12 @@ class TorchExecutor:
     ) -> None:
         """Build an executor for `model`.
 
-        `positions_of`: the plugin's function `positions`. `config`: settings in which num_blocks and
-        eos_token_ids are known. `placement`: must have the dtype of the model. `matchers`: the grammars of
-        the rows; if None, requests with grammars fail. `drafters`: preferred drafters come first, and a
-        drafter's index is its number in the log. `head`: a draft head, which is numbered after `drafters` and
-        uses the model's block tables. `recorder`: captures decode-only steps and the encoder. By default it
-        records CUDA graphs on a GPU, unless `config` disables them.
+        `positions_of`: the plugin's function `positions`. `config`: must have num_blocks and eos_token_ids.
+        `placement`: must have the dtype of the model. `matchers`: the grammars of the rows; if None, requests
+        with grammars fail. `drafters`: preferred drafters come first, and a drafter's index is its number in
+        the log. `head`: a draft head, which is numbered after `drafters` and uses the model's block tables.
+        `recorder`: captures decode-only steps and the encoder. By default it records CUDA graphs on a GPU,
+        unless `config` disables them.
 
         Raises ConfigError if the KV pool cannot be allocated or the attention backend is unknown.
         """
@@ -126,14 +125,14 @@ class TorchExecutor:
     def use_store(
         self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
     ) -> StoreClient:
-        """Connect a block store, to which computed KV and features are written, and from which they are read.
+        """Connect a block store for computed KV and encoder features.
 
         Returns the store's client, which the core uses.
         """
         return self._runner.use_store(store, config, fingerprints)
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
-        """Register a function that reads the adapter with this digest when a row first needs the adapter."""
+        """Register an adapter. `read` is called when a row first needs the adapter."""
         self._runner.adapters.register(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:
@@ -187,9 +186,7 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """Launch the sampling of the next step, if it waited for the tokens of the step that was just
-        read.
-        """
+        """Launch the next step's sampling, if it waited for the tokens that were just read."""
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return

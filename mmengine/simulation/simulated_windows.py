@@ -1,8 +1,7 @@
-"""The simulated KV of block groups with a window, which detects wrong block tables.
+"""Simulates the KV of block groups with a sliding window, to detect wrong block tables.
 
-Each slot of a group with a window contains a number that depends on all tokens of the row up to the slot's
-token. The check of these numbers therefore finds a block that was released too early, was overwritten by
-another row or group, or contains another prefix.
+Each slot contains a number that depends on the row's tokens up to the slot. A wrong number shows that a block
+was released too early, was overwritten, or contains another prefix.
 """
 
 import numpy as np
@@ -23,10 +22,10 @@ class SimulatedWindows:
         self._size, self._values = config.block_size, values
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """Write the numbers of the step's tokens; the slots of the first group must have been written before.
+        """Write the numbers of the step's tokens, and check each query's window.
 
-        Returns one number per row, as uint64 [n]. A number other than 0 means that one of the row's queries
-        has a wrong key in its window.
+        Returns uint64 [n]: 0 for each row whose windows have the right numbers. The first group's slots must
+        have been written before.
         """
         ends = plan.num_computed + plan.num_scheduled
         sums = [self._prefix_sums(plan.block_table[place], end) for place, end in enumerate(ends.tolist())]

@@ -1,7 +1,7 @@
-"""The registry of the drafters that need only the rows' tokens. Packages can register more drafters.
+"""The registry of drafters that read only the rows' tokens, such as n-gram drafters.
 
-A package registers an entry point in the group `mmengine.drafters`. The entry point names a callable that
-takes the maximum number of rows and returns a Drafter.
+A package adds a drafter with an entry point in the group `mmengine.drafters`. The entry point is a callable
+that takes the maximum number of rows and returns a Drafter.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tests of the comparison between a model's masks and its layers' attention."""
+"""Tests the check that a model's masks match its layers' attention."""
 
 from dataclasses import replace
 

@@ -190,9 +190,6 @@ def test_a_lost_answer_file_is_noticed(tmp_path, replaced):
 
 
 def test_a_line_torn_by_a_full_disk_is_removed(tmp_path):
-    """If a full disk interrupts a write, the partial line is removed, and the same line can be
-    written again.
-    """
     requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     requests.write_text("\n".join(line(name, "hello") for name in "ab"))
     index = RequestIndex(requests)

@@ -1,6 +1,4 @@
-"""Tests the command on a machine that cannot compile the CPU kernels. The command prints a line with the
-reason, and the same answer as with kernels.
-"""
+"""Tests the command on a machine that cannot compile the CPU kernels."""
 
 import os
 

@@ -75,7 +75,7 @@ def test_after_so_many_failures_a_request_ends_with_the_error(max_retries, failu
 
 
 def test_requests_that_were_not_in_the_failed_step_are_unharmed():
-    """The token budget has no room for the second row in the failing step, so only the first row fails."""
+    """The failing step's token budget is used up by the first row."""
     bench = Bench(token_budget=8, encoder_budget=6, max_retries=0, fault=failing(1))
     a = request("a", 24, media=[image(1, 0, 5), image(2, 6, 5)])
     b = request("b", 20)
@@ -247,9 +247,6 @@ def cancelling(bench, name, steps):
 
 @pytest.mark.parametrize("steps", range(6))
 def test_cancel_at_every_moment(steps):
-    """The request is cancelled before a step processes it, while it waits for a row, in its prompt, or during
-    its answer.
-    """
     bench = Bench(max_num_seqs=1, token_budget=6)
     first, second = request("a", 4, max_tokens=2), request("b", 15, max_tokens=9, media=[image(1, 2, 4)])
     bench.submit(first, second)

@@ -16,7 +16,7 @@ CALLS = ("open", "write", "fdatasync", "fsync", "ftruncate", "replace", "unlink"
 
 
 class Killed(BaseException):
-    """Stands for a kill. No handler in the log's code catches this exception."""
+    """Simulates a kill. No handler in the log's code catches this exception."""
 
 
 class Kill:
@@ -43,7 +43,7 @@ class Kill:
 
 
 def live(folder, numbers, acknowledged, *, snapshots=False):
-    """Run one process: it commits each record alone into small segments, and packs and deletes segments."""
+    """Simulate a process that commits each record into small segments, and packs and deletes segments."""
     retention = Retention(max_bytes=700) if snapshots else Retention()
     writer = LogWriter(folder, reopen="tail", segment_bytes=260, retention=retention, reserve_bytes=65536)
     try:

@@ -1,7 +1,7 @@
 """Tests Qwen2-VL and Qwen2.5-VL as GGUF files against safetensors folders with the same weights.
 
-Their processors need torchvision. The test of answers therefore runs in a process of its own, in which
-build/torchvision or its stand-in is found before transformers is imported.
+The processors need torchvision. The test of answers runs in a separate process, which finds build/torchvision
+before it imports transformers.
 """
 
 import json
@@ -27,7 +27,7 @@ from tests.gguf.writing import ARRAY, BOOL, FLOAT32, UINT32
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("qwen2_vl", "qwen2_5_vl")
-# Fields of config.json that transformers writes, and that a GGUF file has no key for.
+# Fields in transformers' config.json for which GGUF has no key.
 UNSTATED = {
     *("dtype", "transformers_version", "initializer_range", "attention_dropout", "use_cache", "layer_types"),
     *("max_window_layers", "sliding_window", "use_sliding_window", "rope_parameters", "attention_bias"),
@@ -90,7 +90,7 @@ def test_the_config_is_the_folder_s(folders, tmp_path, kind):
 
 
 def test_layers_without_windows(folders, tmp_path):
-    """llama.cpp's converter stores the first such layer's number plus 1, and later layers follow as often."""
+    """In llama.cpp's files, every `n_wa_pattern`-th layer has no window; with 0, no layer has a window."""
     for depth, every, layers in ((32, 8, [7, 15, 23, 31]), (4, 0, [0, 1, 2, 3]), (2, 1, [0, 1])):
         vision = {"block_count": (UINT32, depth), "n_wa_pattern": (UINT32, every)}
         model = write_qwen2_vl(folders / "qwen2_5_vl", tmp_path, vision=vision)

@@ -40,9 +40,7 @@ def plain(values, scales, block):
 
 
 def to_fp8(folder, block=BLOCK, scale_dtype=torch.bfloat16):
-    """Quantise the matrices of the text model's layers in the folder's files. Returns all tensors with the
-    values that the files now represent.
-    """
+    """Quantise the text layers' matrices in the folder's files. Returns all tensors, dequantised."""
     path = folder / "model.safetensors"
     tensors, meant = load_file(path), {}
     for name in list(tensors):

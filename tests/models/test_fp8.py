@@ -33,7 +33,7 @@ class TestFp8Llama(PluginContract):
         "quantization_config.quant_method": "bitsandbytes",
         "quantization_config.activation_scheme": "static",
     }
-    block = (24, 32)  # No matrix has a multiple of 24 rows. In bfloat16 the codes are held.
+    block = (24, 32)  # No matrix's row count is a multiple of 24.
 
     def make_checkpoint(self, folder):
         model = make_tiny(folder)
@@ -41,8 +41,8 @@ class TestFp8Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """Return transformers' bfloat16 model of the dequantised weights. transformers could read the FP8
-        folder only with another package.
+        """Return transformers' bfloat16 model of the dequantised weights. transformers needs another package
+        to read FP8 folders.
         """
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
@@ -88,7 +88,6 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
 
 
 def test_every_e4m3_code_has_its_value(tmp_path):
-    """All 256 codes are read, including subnormals, zeros of both signs, and the two NaN codes."""
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(16, 16)
     tensors = {"a.weight": values, "a.weight_scale_inv": torch.full((1, 1), 0.25)}
     save_file(tensors, tmp_path / "model.safetensors")

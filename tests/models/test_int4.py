@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 
 
 class TestInt4Llama(PluginContract):
-    """The plugin contract with an AWQ folder, whose groups have zeros."""
+    """The plugin contract with an AWQ folder, which stores zero points."""
 
     plugin = plugin
     refused = {"quantization_config.bits": 8, "quantization_config.group_size": 16}
@@ -39,8 +39,8 @@ class TestInt4Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """Return transformers' bfloat16 model of the dequantised weights. transformers could read the AWQ
-        folder only with another package.
+        """Return transformers' bfloat16 model of the dequantised weights. transformers needs another package
+        to read AWQ folders.
         """
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
@@ -62,9 +62,8 @@ def plain(tmp_path):
     return tmp_path
 
 
-# A matrix [8, 32] with one group of 32, for files written by hand from the three formats' descriptions. A
-# row's codes count up along k (modulo 16), starting at the row's index. All zeros are 3, and all scales are
-# 0.5.
+# The codes of a matrix [8, 32] with a single group, for files written by hand from the formats' descriptions.
+# All zero points are 3, and all scales are 0.5.
 HAND = torch.tensor([[(r + c) % 16 for c in range(32)] for r in range(8)])
 
 
@@ -73,15 +72,15 @@ def signed(word):
 
 
 def by_hand(layout):
-    """Return HAND's tensors in a layout. Words are written with one hexadecimal digit per code, the first
-    code as the last digit.
+    """Return HAND's tensors in a layout. Each hexadecimal digit of a word is a code. The first code is the
+    last digit.
     """
     if layout == "awq":
         # A word has the codes of eight weight rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.
         rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
         codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
         return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
-    if layout == "gptq":  # A word has eight codes along k. zero - 1 is stored.
+    if layout == "gptq":  # A word has eight codes along k. The stored zero point is zero - 1.
         codes = [
             [
                 signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
@@ -334,7 +333,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
             biases()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
-    assert len(biases()) == 7  # If the config has biases, biases of zeros are loaded too.
+    assert len(biases()) == 7  # With biases in the config, zero biases are loaded too.
 
 
 @pytest.mark.parametrize(
@@ -360,8 +359,8 @@ def test_formats_equal_transformers(plain, layout, said):
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
 def test_answers_equal_the_plain_folders(tmp_path, layout):
-    """All tokens are equal in float32. In bfloat16 only the first tokens are compared, because the kernels
-    multiply codes without rounding the weights to bfloat16.
+    """In bfloat16 only the first tokens are compared. The kernels multiply codes without rounding the weights
+    to bfloat16.
     """
     for name in ("int4", "plain"):
         (tmp_path / name).mkdir()

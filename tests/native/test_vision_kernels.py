@@ -48,7 +48,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_frame_does_not_see_its_neighbours_nor_the_threads(library, dtype):
-    """A frame's results have the same bits alone, in a pack, at another position, and with 1 or 2 threads."""
+    """A frame's result does not depend on other frames, the frame's position or the number of threads."""
     kernels = kernels_of(library, 4, 24, dtype)
     lengths = [16, 600, 1, 40, 1030, 64]
     qkv, pack = pack_of(lengths, 4, 24, dtype)

@@ -87,8 +87,8 @@ def load_reference(dtype=torch.float32):
 
 
 def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    """Return the model inputs of transformers, made from our token ids and pixels. Other tests check that
-    these equal the output of transformers' processor.
+    """Return transformers' model inputs, made from mmengine's token ids and pixels. Other tests check that
+    transformers' processor returns the same inputs.
     """
     ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
     types = torch.zeros_like(ids, dtype=torch.int32)
@@ -121,7 +121,7 @@ def load_processor():
 
 
 class Runner:
-    """A loaded model, and methods that build engines around the model and run requests in them."""
+    """A loaded model, with methods that build engines and run requests."""
 
     def __init__(self, dtype: str = "float32", attention: str = "auto"):
         self.dtype, self.attention = getattr(torch, dtype), attention

@@ -20,7 +20,7 @@ def net():
 
 
 class Busy:
-    """A page that counts concurrent visitors and answers when it is released."""
+    """A page that counts concurrent requests, and answers when `go` is set."""
 
     def __init__(self, body=None):
         self.go, self.now, self.most, self.lock = threading.Event(), Counter(), Counter(), threading.Lock()
@@ -86,8 +86,8 @@ def test_a_prompt_uses_half_of_the_slots_and_other_hosts_do_not_wait(net):
 
 
 def test_bytes_stay_held_until_they_are_released(net):
-    """A fetch waits until enough bytes are released. Only a fetch for the oldest prompt does not wait, so
-    prompts cannot deadlock.
+    """A fetch waits until enough bytes are released. The oldest prompt's fetches never wait, so prompts
+    cannot deadlock.
     """
     net.pages.update({f"/{number}": answer(png()) for number in range(4)})
     size = len(png())

@@ -142,9 +142,7 @@ def test_process_vision_info_images(processor, reference, qwen_vl_utils, image_f
 
 
 def test_process_vision_info_videos(processor):
-    """process_vision_info returns videos as float tensors [t, c, h, w], sampled and resized, with or without
-    metadata.
-    """
+    """process_vision_info returns videos as float tensors [t, c, h, w], with or without metadata."""
     frames = torch.randint(0, 256, (6, 3, 96, 128)).float()
     prompt = "<|vision_start|><|video_pad|><|vision_end|>"
     metadata = {"fps": 10.0, "frames_indices": torch.arange(0, 60, 10), "total_num_frames": 60.0}

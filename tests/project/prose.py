@@ -2,8 +2,8 @@
 
     python -m tests.project.prose     # prints the rates, and fails if a rate exceeds its limit
 
-`make check` runs this command. The limits may only be lowered; `FEWEST_WORDS_PER_FUNCTION`, a lower limit,
-may only be raised. Words in code, tables, quoted terms and link targets are not counted.
+`make check` runs this command. The limits may only become stricter. Words in code, tables, quoted terms and
+link targets are not counted.
 """
 
 import ast
@@ -89,9 +89,7 @@ def measured() -> dict[str, Prose]:
 
 
 def problems(found: dict[str, Prose]) -> list[str]:
-    """Return a line for each rate that exceeds its limit, and a line if there are too few docstring words per
-    public function.
-    """
+    """Return a line for each broken limit."""
     lines = [
         f"{kind}: {name} {prose.rate(name):.1f} per 1,000 words; the bar is {bar}"
         for kind, prose in found.items()

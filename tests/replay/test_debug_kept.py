@@ -1,5 +1,5 @@
-"""Tests that the debugger opens a long log with the states that it kept in its cache, and does not use them
-for a different log.
+"""Tests the debugger's cached states: a long log is opened with its cached states, and a different log is
+not.
 """
 
 import errno

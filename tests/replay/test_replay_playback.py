@@ -19,9 +19,8 @@ NOT_PLAYED = (ev.Started, ev.Delivered, ev.Checkpoint)
 def decided(records, in_flight):
     """Return the events that a playback must repeat.
 
-    With one step in flight, these are all events except NOT_PLAYED and rejections. With two steps, these are
-    only the scheduling events. Other events may differ: a row's tokens may belong to a request that left
-    while the step ran, and an end may be logged before or after an arrival.
+    With a single step in flight, all events except NOT_PLAYED and rejections are returned. With two steps,
+    only the scheduling events are returned, because tokens and the order of ends and arrivals may differ.
     """
     events = [record.event for record in records if not isinstance(record.event, NOT_PLAYED)]
     if in_flight > 1:

@@ -1,4 +1,4 @@
-"""Tests of the capabilities that `mmengine env` shows, for other machines than this one."""
+"""Tests the capabilities that `mmengine env` shows, on simulated machines."""
 
 from importlib import metadata
 

@@ -1,4 +1,4 @@
-"""Tests that a failed capture leaves no state behind in torch.
+"""Tests that torch's state is restored after a failed graph capture.
 
 The parts of torch that need a GPU are replaced.
 """
@@ -20,9 +20,9 @@ class Stream:
 
 
 class Graph:
-    """A fake CUDAGraph. `fails`: which call fails, "begin" or "end". `pools`: the pools that captures got.
+    """A fake CUDAGraph. `fails`: the call that fails, "begin" or "end". `pools`: each capture's memory pool.
 
-    In CUDA a forbidden call within a capture makes the end of the capture fail too.
+    In CUDA, a forbidden call within a capture makes `capture_end` fail.
     """
 
     fails, pools = "", []
@@ -83,7 +83,7 @@ def test_the_usual_stream_is_current_again(current, monkeypatch, fails):
 
 
 def test_a_new_capture_can_follow_a_failed_one(current, monkeypatch):
-    """After a failed capture the next one gets a new pool, because torch refuses the old one.
+    """After a failed capture the next capture gets a new memory pool, because torch refuses the old pool.
 
     The failed graph is kept, because torch's allocator still uses it.
     """

@@ -80,7 +80,7 @@ def test_a_stop_string_that_the_outputs_began_is_found(engine):
     (choice,) = whole.choices
     place = len(choice.token_ids) // 2
     told = [engine.processor.tokenizer.decode(choice.token_ids[: place + more]) for more in (-1, 0, 1)]
-    stop = told[2][len(told[0]) :]  # two tokens, the first of which is given
+    stop = told[2][len(told[0]) :]  # two tokens; `outputs` contains the first
     asked = {"max_tokens": 24, "temperature": 0.0, "stop": [stop]}
     (wanted,) = answer_of(engine, **asked)[0].choices
     assert wanted.finish_reason == "stop"

@@ -138,8 +138,8 @@ def test_exit_codes_that_end_the_supervisor(tmp_path, plan, code, lives):
 
 
 def test_a_failed_start_is_retried(monkeypatch, capfd):
-    """After an out-of-memory kill, there may not yet be memory for another process, so a failure to start is
-    retried. A failure at the first start is not retried.
+    """A failed restart is retried, because memory may be short after an out-of-memory kill. A failed first
+    start is not retried.
     """
     monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
     monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
@@ -161,8 +161,8 @@ def test_a_failed_start_is_retried(monkeypatch, capfd):
 
 
 def test_a_locked_log_is_awaited(tmp_path, monkeypatch):
-    """A killed process can hold the lock for a moment, while it frees its memory. If the lock is held longer,
-    another server has it, and the start fails.
+    """A killed process may hold the lock until its memory is freed. If the lock is held longer, the start
+    fails.
     """
     (tmp_path / "log").mkdir()
     held = lock(tmp_path / "log")
@@ -223,9 +223,8 @@ def test_the_supervisor_gives_up_with_a_message():
 
 
 def test_which_requests_are_blamed_for_a_crash():
-    """A crash is blamed on the last step of the crashed process. A kill from outside is blamed on a step only
-    if it repeats. A crash before the first step or in preparation is never blamed on a step. If the next
-    process ends before it reads the cause, the one after it gets the cause.
+    """A crash is blamed on the crashed process's last step. A kill from outside is blamed on a step only if
+    the kill repeats. A crash before the first step or in a prompt's preparation is never blamed on a step.
     """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))

@@ -1,7 +1,4 @@
-"""Tests that the scheduler and a second, naive scheduler make equal decisions in random scenarios:
-scheduled tokens, admitted, passed-over and preempted requests, hits, encoded and evicted items, and
-both queues.
-"""
+"""Tests that the scheduler and a second, naive scheduler make the same decisions in random scenarios."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Check which texts a normalized schema accepts, byte by byte through the grammar engine, and generate random
-texts that it allows.
-"""
+"""Check which texts a schema's grammar accepts, and generate random accepted texts."""
 
 import random
 
@@ -14,7 +12,7 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-# All bounds are off except `ordered`. If keys could have any order, most objects would be written in Lark.
+# All bounds are off except `ordered`. With keys in any order, most objects would be written in Lark.
 UNBOUND = Bounds(whitespace=0, decimals=0, digits=0, max_digits=0)
 
 

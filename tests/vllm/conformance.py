@@ -1,10 +1,10 @@
-"""Records fuzzed workloads with vLLM's scheduler, and derives each log twice: by mmengine's rules, and by the
-installed vLLM's own scheduler.
+"""Records random workloads with vLLM's scheduler, and derives each log's decisions by mmengine's rules and by
+the installed vLLM.
 
     build/vllm/bin/python -m tests.vllm.conformance [--seeds 4] [--steps 80]
 
 Prints a table with a row for each setting, then each difference. The exit code is 1 if there is a difference.
-The rules do not describe hashes of parts of a block, so only vLLM derives logs with such hashes.
+The rules do not cover hash_block_size, so only vLLM derives logs with this setting.
 """
 
 import argparse

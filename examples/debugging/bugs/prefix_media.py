@@ -1,4 +1,4 @@
-"""Hash a block by its tokens alone, without the images behind its placeholders."""
+"""Hash a block by its tokens only, without the hashes of its images."""
 
 from mmengine.core.decide import start
 from mmengine.core.fold import rows

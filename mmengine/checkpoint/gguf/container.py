@@ -37,7 +37,7 @@ _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in the metadata, which is read from the file only when needed.
+    """An array in the metadata. Its values are read from the file only when needed.
 
     `form`: the struct format of the numbers, or "" for an array of strings.
     """

@@ -33,7 +33,7 @@ def is_gguf(model: Path) -> bool:
 
 
 def gguf_file(model: Path) -> Path:
-    """Return the GGUF file with the text model. A path without a named projector is returned as it is."""
+    """Return the text model's GGUF file: `model` without the suffix `?mmproj=...`."""
     return Path(parts_of_pair(model)[0]) if MARK in str(model) else model
 
 

@@ -14,13 +14,11 @@ class StepDrafts(NamedTuple):
     places: np.ndarray  # intp, the rows' indices among the rows that sampled
     drafters: np.ndarray  # number of the drafter of each row
     proposed: np.ndarray  # number of drafts that were verified
-    accepted: np.ndarray  # number of drafts that were accepted, without the token that follows them
+    accepted: np.ndarray  # number of drafts that were accepted
 
 
 class DraftCounts(NamedTuple):
-    """Counts of drafts and runs, for a drafter or a request. A run is one row's drafts in one step. A run
-    returns the accepted drafts and one more token.
-    """
+    """Counts of drafts and runs, for a drafter or a request. A run is one row's drafts in one step."""
 
     runs: int = 0
     proposed: int = 0
@@ -28,7 +26,7 @@ class DraftCounts(NamedTuple):
 
     @property
     def length(self) -> float:
-        """The mean number of accepted drafts in a run, without the additional token."""
+        """The mean number of accepted drafts in a run."""
         return self.accepted / max(self.runs, 1)
 
     def __str__(self) -> str:
@@ -39,8 +37,8 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None if there
-    were no drafts. Call this function before the event is applied to `state`.
+    """Return the `sampled` rows' (intp) drafts in the step of `event`, or None without drafts. Must be called
+    before `state` applies the event.
     """
     if event.counts is None:
         return None
@@ -53,7 +51,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """Return drafter number -> counts: the given `counts` plus a step's drafts."""
+    """Return `counts` by drafter number, with a step's drafts added."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

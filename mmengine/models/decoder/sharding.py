@@ -1,6 +1,6 @@
-"""Splits a text decoder over ranks. Attention heads are divided. The intermediate values in each SwiGLU, in a
-layer or in an expert, are divided too. The other parts are not divided: all ranks have the norms, the routers
-and the embedding, and only rank 0 has the LM head and the vision tower.
+"""Splits a text decoder over ranks (tensor parallelism). The ranks divide the attention heads, and the
+intermediate values of each MLP and expert. All ranks have the norms, the routers and the embedding. Only rank
+0 has the LM head and the vision tower.
 """
 
 import re
@@ -20,8 +20,7 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 def axis_of(name: str) -> int | None:
     """Return the dimension along which a tensor is cut, or None if each rank gets the whole tensor.
 
-    If a weight is cut by its inputs (ROWS), its bias is not cut, because the bias has one value per output.
-    Only rank 0 adds such a bias.
+    If a weight is cut by its inputs (ROWS), its bias stays whole, and only rank 0 adds the bias.
     """
     module, _, kind = name.rpartition(".")
     whole, _, part = module.rpartition(".")
@@ -54,8 +53,8 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError if a weight that must be cut is missing under its expected name, because a weight with
-    another name would not be divided over the ranks.
+    """Raise ModelError if a weight that must be cut is missing in `names`. A weight with an unexpected name
+    would not be cut.
     """
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):

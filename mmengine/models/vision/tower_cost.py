@@ -1,5 +1,5 @@
-"""Measures a vision tower's speed on this machine. Measures the time for the linear layers and the attention
-in a single transformer layer, with a few hundred patches.
+"""Measures a vision tower's speed on this machine, with the linear layers and the attention of its first
+layer.
 """
 
 import time
@@ -12,12 +12,12 @@ from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.vision.tower_pass import PatchCosts
 
-PATCHES, KEYS = 256, 1024  # How many patches are timed, and to how many keys they attend.
-TRIES = 3  # The number of runs, of which the fastest is used.
+PATCHES, KEYS = 256, 1024  # Numbers of patches and keys in a timed run.
+TRIES = 3  # Number of timed runs; the shortest time counts.
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:
-    """Return the tower's cost, measured with as many threads as torch uses."""
+    """Return the tower's cost, with torch's number of threads."""
     c, block = tower.config, tower.blocks[0]
     with torch.inference_mode():
         hidden = torch.randn(PATCHES, c.hidden_size).to(tower.dtype)

@@ -173,8 +173,7 @@ class _Trace:
             if self._lives[name].phase == PREFILL:
                 yield from self._turn(name, DECODE, record.mono_ns)
         if state.is_open and not state.flights:
-            # `_decided` yields this step's slice, because the log has no earlier event at which the step was
-            # decided.
+            # The step has no DISPATCHED event, so `_decided` yields its slice.
             return
         yield from self._ran(record.step, record.mono_ns, event.device_ns)
 
@@ -189,8 +188,8 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[TraceEvent]:
-        """Yield the counters for the open step, whose decisions are complete. If the step's result is in the
-        same record, also yield the step's slice.
+        """Yield the counters for the open step. If `record` contains the step's result, also yield the step's
+        slice.
         """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}

@@ -15,8 +15,7 @@ from mmengine.replay.verify_report import Divergence
 def host_difference(folder: Path, started: ev.Started) -> Divergence | None:
     """Return the first call of a recorded log that differs from the rules of its host, or None.
 
-    The log does not contain the order in which the host made its decisions. Therefore whole calls are
-    compared, as in `verify`.
+    The log lacks the order of the host's decisions within a call, so whole calls are compared.
     """
     if not started.host:
         return None

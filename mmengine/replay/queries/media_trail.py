@@ -21,8 +21,7 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        # Maps a key to four values: the step, the reason, the request for which the output was evicted, and a
-        # clause about the rules or "".
+        # Key to (step, reason, the request for which the output was evicted, clause about the rules or "").
         self._lost: dict[bytes, tuple[int, str, str, str]] = {}
 
     def loses(self, event: ev.Event) -> bool:
@@ -30,8 +29,8 @@ class MediaTrail:
         return any(key in self._present for key in getattr(event, "evict", ()))
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: if the event evicts outputs, the
-        decision that this build's rules would make instead, or None if it is unknown.
+        """Update the trail with a record that was just applied. `expected`: this build's decision in place of
+        an event that evicts outputs, or None if unknown.
         """
         for key in self._keys:
             if state.encoder.has(key):

@@ -21,10 +21,9 @@ class ScriptedExecutor(TimedExecutor):
     """Returns the tokens of each request's answer. If a request continues after its answer in the script,
     made-up tokens follow.
 
-    `failed_steps`: maps a step that must fail to its error message. At positions where the log had drafts, as
-    many drafts are accepted as in the log. At other positions, `acceptance` is the probability that a draft
-    is right if all drafts before it are right. Every run has the same outcome, because no random source is
-    used.
+    `failed_steps`: the error message for each step that must fail. Where the log had drafts, as many drafts
+    are accepted as in the log. Elsewhere, each draft is right with the probability `acceptance`. All runs
+    have the same result.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class ScriptedExecutor(TimedExecutor):
         # Output index at which a stop or an error ends the answer, or -1.
         self._ends_at = np.zeros(rows, np.int64)
         self._end: list[Answer | None] = [None] * rows
-        # Indexed by row and output index: the number of tokens that the step at this index yielded in the log
-        # (0: unknown), and the number of its drafts.
+        # Indexed by row and output index: the number of tokens that the log's step returned (0: unknown), and
+        # the number of its drafts.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
         # Number of prompt and answer tokens at which the request ends by length.
@@ -104,9 +103,7 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return the result of a step without drafts. This case has fast code of its own, because most steps
-        that `minimize` replays have no drafts.
-        """
+        """Return the result of a step without drafts. This common case of `minimize` must be fast."""
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
         stops, errors = self._ends(rows, (index == self._ends_at[rows]).nonzero()[0])

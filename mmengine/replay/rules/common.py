@@ -29,9 +29,7 @@ def int32_column(name: str, column: bytes | None) -> np.ndarray:
 
 
 def out_of_range(rule: str, name: str, values: np.ndarray, low: int, high: int) -> Rules:
-    """Yield a broken rule if a value is outside [low, high). The state cannot take a decision with such a
-    value.
-    """
+    """Yield a broken rule if a value is outside [low, high). The state cannot apply such a decision."""
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         worst = int(values.min()) if values.min() < low else int(values.max())
         text = f"{name} has the value {worst}; {low} to {high - 1} exist"
@@ -64,8 +62,8 @@ def check_new_blocks(state: State, new: np.ndarray, references: np.ndarray | Non
 def check_encoder_work(
     state: State, event: ev.Scheduled | ev.Admitted, starts: RequestState | None = None
 ) -> Rules:
-    """Check the media items that a decision encodes. `starts`: the request to which ADMITTED gives a row;
-    None for SCHEDULED.
+    """Check the media items that a decision encodes. `starts`: the request that ADMITTED starts; None for
+    SCHEDULED.
     """
     size = 0
     for _, row, index in event.encode:

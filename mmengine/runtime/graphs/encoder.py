@@ -1,10 +1,9 @@
 """Captures the encoder in several sizes, and replays it. Not yet run on a GPU.
 
-For a small image, launching the many kernels takes longer than running them. The computation from pixels to
-features is captured, with fixed addresses for input and output. Copies are not captured: pixels are copied
-through pinned memory before the graph, and features are copied to the encoder cache after it. All this runs
-on a single stream. With two steps in flight, the second step's pixels are therefore copied only after the
-first step's pixels are encoded.
+For a small image, launching the kernels takes longer than running them. A graph computes features from
+pixels, at fixed addresses. Pixels are copied in before the graph runs, and features are copied to the encoder
+cache afterwards. All work runs on a single stream, so a later step overwrites pixels only after they were
+encoded.
 """
 
 from collections.abc import Sequence

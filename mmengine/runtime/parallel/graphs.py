@@ -1,12 +1,11 @@
 """Captures CUDA graphs on all ranks, in the same order. If a capture fails on one rank, no rank uses graphs.
 Not yet run on a GPU.
 
-NCCL treats a captured exchange differently from a launched exchange. In each step either all ranks must
-replay the graph that they captured together, or no rank may replay a graph. Each rank decides only from the
-plan whether to replay, so all ranks decide the same. A rank that fails in a step replays the graph without
-rows (group.py).
+NCCL cannot combine a captured exchange with a launched exchange. In each step, either all ranks replay the
+same graph, or no rank replays. The ranks agree, because only the plan decides. A rank that fails in a step
+replays the graph without rows (group.py).
 
-A capture may fail on one rank only. Before each pass, each rank therefore sends a word that describes its
+A capture may fail on a single rank. Before each captured pass, each rank sends a word that describes its
 progress. The ranks continue only if all words are equal.
 """
 

@@ -1,8 +1,8 @@
-"""Tracks a batch's progress, so that a restarted batch skips requests with an answer in the answer file.
+"""Tracks a batch's progress: a restarted batch skips requests that the answer file answers.
 
-Progress is read from the answer file alone. An incomplete last line is removed. An answer line's `custom_id`
-names the request. If the custom_id is null, or several requests share it, the answer line's field `line`
-gives the request's line number. `batch.json` in the log's folder identifies the log's request file.
+An answer line names its request by the `custom_id`. If the custom_id is null or not unique, the field `line`
+gives the request's line number. An incomplete last line is removed. `batch.json` in the log's folder
+identifies the log's request file.
 """
 
 import copy
@@ -62,9 +62,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return a shard's RequestIndex without reading the file again. Call this method on the whole file's
-        RequestIndex.
-        """
+        """Return a shard's index, without reading the file again. `self` must index the whole file."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -79,7 +77,7 @@ class RequestIndex:
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Write `batch.json` into a new log's folder, to record to which request file the log belongs."""
+        """Write `batch.json` into a new log's folder, to identify the request file."""
         manifest = _Manifest(self.sha256, len(self))
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
@@ -129,11 +127,10 @@ class AnswerFile:
 
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
-        # The file is unbuffered, since a buffer would keep bytes that a full disk has refused, and write them
-        # later.
+        # Unbuffered, because a buffer would keep bytes that a full disk has refused, and write them later.
         is_new = fresh or not path.exists()
         self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
-        self.answered: set[int] = set()  # indices of requests whose answers the file had when it was opened
+        self.answered: set[int] = set()  # indices of the requests that the opened file answered
         self._written: list[str] = []  # requests whose answers were written since the last sync
         self._synced_at = 0.0
         try:

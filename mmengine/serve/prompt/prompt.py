@@ -22,16 +22,12 @@ MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, which has four possible representations.
-
-    These are chat `messages`, a `text` that contains placeholders for media, `token_ids`, or a `framed` text
-    without placeholders.
+    """A prompt: chat `messages`, a `text` with media placeholders, `token_ids`, or a `framed` text.
 
     `images` and `videos` supply the data, in order, for placeholders and message parts without data. Relative
     paths are resolved against `base_folder`. `media_options` limits pixels and frames for all media in the
-    prompt. Paths in messages are read on this machine, so pass `media_options={"local_files": False}` for
-    messages from untrusted clients: media with a path are then refused. `template_options` has further
-    variables for the chat template.
+    prompt. For messages from untrusted clients, pass `media_options={"local_files": False}`, which refuses
+    paths to files on this machine. `template_options` has further variables for the chat template.
     """
 
     messages: Sequence[dict[str, Any]] | None = None

@@ -1,7 +1,7 @@
 """Measures requests' latencies, such as time to first token, and records them in histograms.
 
-All tokens from a step arrive at the same moment. Rows that get a token in two consecutive steps therefore
-have the same inter-token time. A single `add` with the row count records this time for all these rows.
+All rows that get a token in two consecutive steps have the same inter-token time. A single `add` with the row
+count records this time.
 """
 
 import time
@@ -48,10 +48,9 @@ class Buckets:
 
 
 class Times(NamedTuple):
-    """When an ended answer reached each stage, in seconds on the monotonic clock; 0 if the answer never
-    reached the stage.
+    """The times when an ended answer reached each stage, in seconds on the monotonic clock; 0 if never.
 
-    `begun` is when the preparation began. For a request without preparation, `begun` is the submission time.
+    `begun`: when the preparation began, or the submission time of a request without preparation.
     """
 
     begun: float
@@ -64,7 +63,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """When a running answer reached each stage, in seconds on the monotonic clock; 0 before the stage."""
+    """The times when a running answer reached each stage, as in Times; 0 before the stage."""
 
     begun: float  # as in Times
     queued: float

@@ -24,8 +24,8 @@ from mmengine.server.storage.storage import Storage
 DISK_AGAIN_S = 5.0  # Seconds until a failed write is repeated, for example when the disk is full.
 # Maximum pause in seconds before a request that was refused for lack of capacity is tried again.
 MAX_PAUSE_S = 30.0
-# Minimum number of units that a line takes from `BatchResources.bodies`. The minimum limits how many small
-# lines wait for the engine.
+# Minimum number of bytes that a line reserves in `BatchResources.bodies`. Limits the number of waiting small
+# lines.
 MIN_HELD_BYTES = 2**18
 _BYTES_AT_ONCE = 2**16  # Lines are read until they have this many bytes together.
 _R = TypeVar("_R")
@@ -287,7 +287,7 @@ class BatchRun:
 
 
 class _HeldBody:
-    """The units of `BatchResources.bodies` that a line takes until `release`."""
+    """A line's reservation in `BatchResources.bodies`, until `release`."""
 
     def __init__(self, room: WeightedSemaphore, amount: int):
         self._room, self._amount = room, amount

@@ -13,11 +13,10 @@ from mmengine.server.chat.submission import log_request_id, prompt_request_id
 
 
 class RecoveredCall(NamedTuple):
-    """A recovered call. `left` maps a prompt's index to the prompt's request, which no client has claimed
-    yet.
+    """A recovered call. `left` maps a prompt's index to the prompt's unclaimed request.
 
-    If a prompt's request is missing, the engine had not accepted all prompts of the call, so the client
-    received no answer. The engine continues the requests that it had accepted, under the ids from the log.
+    If a prompt is missing, the process ended before it had accepted the whole call, so the client received no
+    answer. The engine continues the call's accepted requests.
     """
 
     envelope: Envelope
@@ -36,9 +35,8 @@ class RecoveredCall(NamedTuple):
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # A client library sends a retry header with its own retries, but it never retries a stream. The
-        # caller's code repeats a stream, without the header. So a streamed call with an equal body may claim
-        # this call without the header.
+        # Client libraries retry with a retry header, but they never retry a stream. Retries of a stream come
+        # from the caller's code and have no header.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 
@@ -62,7 +60,7 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
 
 
 def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
-    """Rebuild a recovered or stored call's request from the call's envelope. The result has no prompts."""
+    """Return a recovered or stored call's request, without prompts."""
     return ParsedRequest(
         [],
         sampling,

@@ -24,8 +24,8 @@ async def warm_up(engine: ServedEngine, chat_template: str) -> None:
     """Run two short requests: a text completion, and a chat with structured output. The chat contains an
     image if the model accepts images. An embedding model or a reranker runs pooled requests instead.
 
-    The requests compile kernels, and create the processes and tables that the first requests of clients would
-    need. A model without a chat template runs only the text completion. The request ids in the log begin with
+    The requests compile kernels and create processes and tables, so that clients' first requests are fast. A
+    model without a chat template runs only the text completion. The request ids in the log begin with
     `warm-up-`.
     """
     name = f"warm-up-{secrets.token_hex(4)}"

@@ -55,7 +55,7 @@ class ResponsesReader:
 
     `chat`: parses the converted chat body. `is_lenient`: ignore unsupported parts of a body.
     `stores_responses`: whether the server stores responses. `refusal`: the error message for fields that
-    require storage, on a server that does not store responses.
+    require stored responses.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ def _make_echo(
     tool_numbers: Iterable[int],
     is_stored: bool,
 ) -> ResponseEcho:
-    """Return the parameters that the response object repeats. `tool_numbers`: the indices in `body.tools`
-    that are repeated; ignored tools are not repeated.
+    """Return the parameters that the response object repeats. `tool_numbers`: indices in `body.tools` of the
+    tools that were not ignored.
     """
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseEcho(
@@ -250,8 +250,8 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Convert an uploaded image's path in the chat body (`where`) to the file_id's path in the client's
-    body.
+    """Return the path of an uploaded image's file_id in the client's body. `where`: the image's path in the
+    chat body.
     """
     path = names.path(where)
     return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"

@@ -1,8 +1,7 @@
 """Collects hints from a grammar's source: keys, values and string patterns that the grammar's texts may
 contain.
 
-Hints make the search for completions (search.py) fast. A hint need not fit at every position, so the search
-asks the matcher which hints fit.
+Hints make the search for completions (search.py) fast. The matcher decides which hints fit at a position.
 """
 
 import json
@@ -39,10 +38,10 @@ class Hints:
     """Hints for a grammar.
 
     `leaves` has scalars, shortest first. `texts` has patterns for strings or, if `is_bare`, for the whole
-    answer. `literals` has strings in their JSON spelling, without the first quotation mark. `keys` has each
-    object's properties. `due` has the JSON spelling of each required key in objects whose keys may come in
-    any order. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if
-    the text may contain calls.
+    answer. `literals` has strings in their JSON spelling, without quotation marks. `keys` has each object's
+    properties. `due` has the JSON spelling of each required key in objects whose keys may come in any order.
+    `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if the text may
+    contain calls.
     """
 
     leaves: list[bytes]
@@ -66,7 +65,7 @@ class Hints:
         return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether the text is free text without calls, which is complete at any position."""
+        """Return whether `place` lies in free text outside calls, which may end anywhere."""
         return self.calls is not None and self.calls.is_free(place)
 
     def rests(self, string: bytes) -> list[bytes]:
@@ -95,8 +94,8 @@ class Hints:
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
         """Return endings for the keys to try next, best first. All keys belong to a single object.
 
-        If the last candidate in schema order is required, only this key is returned. Since this key may come
-        next, all earlier candidates are optional.
+        If the last candidate in schema order is required, only this key is returned, because all earlier
+        candidates are then optional.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]
@@ -151,7 +150,7 @@ def json_spelling(text: str) -> bytes:
 
 
 def _from_spelling(string: bytes, is_bare: bool) -> str | None:
-    """Return the text for the beginning of a spelled string, or None if it ends within a character."""
+    """Return the text of a JSON string's beginning, or None if `string` ends within a character."""
     try:
         text = string.decode()
         if is_bare or "\\" not in text:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mmengine.structured_output.regex.sets import Set, contains
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
-STATE_COST = 10  # Number of steps that are counted for creating a state.
+STATE_COST = 10  # Number of steps counted per new state.
 
 
 class Automaton:
@@ -64,7 +64,7 @@ class Automaton:
         return len(self.states) - 1
 
     def _build(self, node: Node, after: int) -> int:
-        """Add states for a node that lead to the state `after`, and return the first of these states."""
+        """Add a node's states, which lead to the state `after`. Returns the first state."""
         match node:
             case Chars(ranges=chars):
                 return self._state(chars, after)

@@ -1,8 +1,8 @@
-"""Computes exactly how many tokens a target pass yields with a head's drafts.
+"""Computes how many tokens each target pass yields with a head's drafts.
 
-Head and target are greedy, so the number of accepted drafts depends only on the position where drafting
-begins. First the head drafts from all positions in an answer at once. Then the answer is decoded as an engine
-would decode it: each pass yields the accepted drafts and one token from the target.
+Head and target are greedy, so the number of accepted drafts depends only on where drafting begins. The head
+drafts from all positions in an answer at once. In the simulated decode, each pass yields the accepted drafts
+and one token from the target.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,7 @@ def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: in
 
 @torch.no_grad()
 def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
-    """Return, for each sample and each position from which the head drafts (`rows` of the batch), how many of
-    the k drafts the target accepts.
-    """
+    """Return how many of the k drafts the target accepts, for each sample and each drafting position."""
     batch = collate(samples)
 
     def token_of(step: int, logits: Tensor | None) -> Tensor:

@@ -17,12 +17,10 @@ NORMS = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attent
 
 @torch.no_grad()
 def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHead:
-    """Return a head that mostly reads the highest tapped state, and transforms it like the target's last
-    layer.
+    """Return a head that begins as the target's last layer, applied to the highest auxiliary state.
 
-    The half of q, k and v that reads the embedding starts as noise. The part of fc that reads the lower
-    states starts as noise too. The target's norm weights of q and k are multiplied into the projections,
-    because the head has no such norms.
+    The weights that read the embedding or the lower states begin as noise. The head has no q and k norms, so
+    the target's norm weights are multiplied into the projections.
     """
     config = target.config.text
     embedding, final_norm = stored(target.folder, EMBEDDING, "text.norm.weight")

@@ -1,4 +1,6 @@
-"""Tests that planted bugs are found by an invariant or by the first divergence, and become small logs."""
+"""Tests that planted bugs are found by an invariant or by the first divergence, and that their logs are
+minimized.
+"""
 
 import pytest
 

@@ -6,9 +6,8 @@
 
 namespace mm {
 
-// Returns at least `bytes` of memory that belongs to the calling thread, or NULL if allocation fails. The memory only
-// grows. Each source file that includes this header has separate memory. Workers in a parallel region that the thread
-// starts may use it.
+// Returns at least `bytes` of the calling thread's memory, or NULL if allocation fails. The memory only grows, and each
+// source file has separate memory. Workers in the thread's parallel regions may use the memory.
 static inline char* scratch_of_thread(int64_t bytes) {
   struct Buffer {
     char* data = nullptr;

@@ -21,8 +21,8 @@ typedef struct {  // r rows; all arrays are host memory
   int32_t* tokens;            // [r] out; -1: the two best scores are so close that the caller must decide
 } mm_draw;
 
-// Applies the filters of mmengine/runtime/sampling/filters.py and the noise of gumbel.py, and draws the same tokens as
-// these modules. A row whose largest logit is not finite gets token 0.
+// Draws the same tokens as filters.py and gumbel.py in mmengine/runtime/sampling. A row whose largest logit is not
+// finite gets token 0.
 void mm_draw_tokens(const mm_draw*);
 
 #ifdef __cplusplus

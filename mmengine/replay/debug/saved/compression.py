@@ -12,7 +12,9 @@ def compress(content: bytes) -> bytes:
 
 
 def compress_against(content: bytes, base: bytes) -> bytes:
-    """Return `content`, compressed against `base`, which should have about the same size."""
+    """Return `content`, compressed with `base` as the dictionary. `base`: similar content of about equal
+    size.
+    """
     window = max(20, min(27, (2 * len(content)).bit_length()))
     params = zstandard.ZstdCompressionParameters.from_level(3, window_log=window, enable_ldm=True)
     return zstandard.ZstdCompressor(dict_data=_dictionary(base), compression_params=params).compress(content)

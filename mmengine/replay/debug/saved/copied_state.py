@@ -1,5 +1,5 @@
-"""Copies the objects of a state. The debugger uses these copies after a decision that breaks a rule, because
-a snapshot may not be able to hold the resulting state.
+"""Copies a state's objects for the debugger. After a decision that breaks a rule, a snapshot may be unable to
+hold the state.
 """
 
 from copy import deepcopy
@@ -11,9 +11,7 @@ from mmengine.core.state.state import State
 
 
 class CopiedState:
-    """A copy of a state's objects. For `token_ids` and `block_table`, the two widest columns, the zeros at
-    the end of each row are left out.
-    """
+    """A copy of a state's objects, without the trailing zeros in rows of `token_ids` and `block_table`."""
 
     def __init__(self, state: State):
         self._state = _copied(state)

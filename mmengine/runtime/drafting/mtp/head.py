@@ -1,7 +1,7 @@
 """A checkpoint's multi-token-prediction (MTP) head as a draft head.
 
-The head reads the input of the target's final norm and applies that norm itself. Its own output, after its
-own norm, is the hidden state for the next draft.
+The head reads the target's last hidden state and applies the target's final norm itself. The head's normed
+output is the hidden state for the next draft.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class MtpFiles:
 
 
 class MtpNetwork(HeadNetwork):
-    """The network of an MTP head. `model`: the target, whose embedding and LM head are used."""
+    """The network of an MTP head. `model`: the target. The head uses its embedding and LM head."""
 
     name = "mtp"
     config: MtpConfig
@@ -129,8 +129,8 @@ def load_mtp_head(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> MtpNetwork:
-    """Load an MTP head's weights. `quantize`, `activations`: as for the target, whose layers have the same
-    form. Raises ModelError if the head cannot be read or does not fit into memory.
+    """Load an MTP head's weights. `quantize`, `activations`: as for the target. Raises ModelError if the head
+    cannot be read or does not fit into memory.
     """
     device = placement.device.torch_device
     coding = CODINGS.get(quantize)
