@@ -69,7 +69,7 @@ def main(
     flame: Annotated[Path, typer.Option(help="File for the flame graph of --profile.")] = Path("flame.html"),
     raw: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure mmengine and transformers with equal weights and prompts, in turns, in one process."""
+    """Measure mmengine and transformers in alternating runs, with equal weights and prompts."""
     sections = section or list(Section)
     rounds = rounds or (2 if quick else 5)
     if repeat > 1:

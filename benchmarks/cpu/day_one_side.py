@@ -1,4 +1,4 @@
-"""Run one side of `day_one` in its own process: load a model, then answer.
+"""Measure mmengine, transformers or a lower bound for `day_one`, in a separate process.
 
     python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 
@@ -41,7 +41,7 @@ class Found:
     load_s: float = 0.0
     first_s: list[float] = field(default_factory=list)  # time to the first token for each photograph
     rates: dict[int, float] = field(default_factory=dict)
-    peak_private: int = 0  # private memory, over the whole run
+    peak_private: int = 0  # peak of private memory
     peak: int = 0  # private memory and mapped file pages
     kv_bytes: int = 0
     line: str = ""  # mmengine's line about the loaded model

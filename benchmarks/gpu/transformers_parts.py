@@ -50,7 +50,7 @@ def ours(name: str, tell: PartReporter) -> None:
 
 
 def by_generate(name: str, tell: PartReporter) -> None:
-    """Answer all image requests in one batch, and an eighth of them one by one, with `generate`."""
+    """With transformers' `generate`, answer all image requests in a batch, and an eighth of them singly."""
     shape, _, images = _asks(name, tell.dry)
     rival = transformers_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]

@@ -20,8 +20,8 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 class TurnedEntry(TensorEntry):
     """A matrix [n, k] that is stored transposed.
 
-    At byte `start` of the file begin k rows of `row_values` values. Their column `first` + i is the matrix's
-    row i. `stacked`: the tensor that contains the matrix.
+    From byte `start` on, the file stores k rows of `row_values` values. Column `first` + i of these rows is
+    row i of the matrix. `stacked`: the tensor that contains the matrix.
     """
 
     first: int

@@ -37,8 +37,8 @@ class BlockTables:
     tables would evict other data from the CPU's cache. At most one step may then be in flight, because the
     previous plan uses the same arrays.
 
-    If `view.step_rows` is the same object as in the previous step, the rows are the same. Their tables can
-    then only have grown.
+    If `view.step_rows` is the previous step's object, the rows are the same, and their tables can only have
+    grown.
     """
 
     def __init__(self, keeps: bool):
@@ -132,7 +132,7 @@ class Planner:
 
 
 class RowPlanner(Planner):
-    """Builds plans for a host such as vLLM. Its workers keep the tokens.
+    """Builds plans for a host such as vLLM, where the workers keep the tokens.
 
     The plans have no block tables and no per-token arrays. The host reads blocks and drafts from the view.
     `rows` and `sample` have the dtype intp.

@@ -16,8 +16,8 @@ class Reserve:
     """A file in the log's folder that occupies disk space. `is_held` is False after `release`, or if the disk
     was too full.
 
-    After the file is deleted, a copy-on-write file system may not free the space at once. The log then stalls
-    a little earlier, but no record is lost.
+    A copy-on-write file system may free a deleted file's space late. The log may then stall, but loses no
+    record.
     """
 
     def __init__(self, folder: Path, num_bytes: int = RESERVE_BYTES):

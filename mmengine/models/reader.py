@@ -112,7 +112,7 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read each group of names as `read` does, and return the results stacked: [groups, ...]. All groups
+        """Return the groups' tensors, stacked as [groups, ...]. A group is joined as in `read`. All groups
         must have the same shape.
         """
         out = torch.empty(
@@ -202,9 +202,7 @@ class WeightReader:
         self._held_weights.check_activations()
 
     def _coding(self, names: Sequence[str]) -> Coding | None:
-        """Return the coding in which the joined matrix is held, or None if it is held in the reader's
-        dtype.
-        """
+        """Return the joined matrix's coding in memory, or None for the reader's dtype."""
         if not holds_codes(self._device, self._dtype) or (
             self._dtype == torch.float32 and (self._activations == "int8" or self._quantize is not None)
         ):
@@ -257,7 +255,7 @@ class WeightReader:
         return tuple(each.stop - each.start for each in self._cut(name))
 
     def _cut(self, name: str) -> list[slice]:
-        """Return the range that is read in each dimension of the tensor."""
+        """Return the range to read in each dimension."""
         sizes, axis = self._entries[name].shape or (1,), self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
@@ -342,8 +340,7 @@ class WeightReader:
         for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # The whole matrix at once.
             for first in range(cut.start, cut.stop, step):
                 columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
-                # The columns are first copied to a contiguous tensor, because torch transposes only
-                # contiguous tensors fast.
+                # torch transposes only contiguous tensors fast, so the columns are copied first.
                 yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:

@@ -194,7 +194,7 @@ class NativeHead:
 
         `hidden`: [t, hidden]. `embeds`: [t, embed_size], embeddings of the next tokens. `cos`, `sin`: float32
         [t, head_dim / 2]. `attention`: as in Decoder.forward. `first_layer`: index of the head's first layer
-        in the KV cache of the attention port.
+        in the KV cache.
         """
         hidden, embeds = hidden.contiguous(), embeds.contiguous()
         z, stream = self._point(len(hidden))
@@ -238,7 +238,7 @@ class NativeHead:
         """Draft greedily for n rows, fill in `drafts` and return `drafts`.
 
         `drafts`: contiguous int64 [max(most), n]. Each column is a row's chain. Negative entries are replaced
-        by drafts, at most `most` per row; other entries are draft tokens that the caller has set. `z`: [n,
+        by drafts, at most `most` per row. Other entries are tokens that the caller has drafted. `z`: [n,
         hidden], the final norm's output for each row's last token. `carry`: [n, hidden], the hidden state
         that the next pass reads. `tables`: cos and sin for all positions up to the largest in use.
         `layers_address`: address of an array with the KV pool's address for each head layer.
@@ -275,7 +275,7 @@ class NativeHead:
         return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Point the pass over `num_tokens` tokens at its buffers. Return the buffers z and stream."""
+        """Set the pass's buffers for `num_tokens` tokens. Return the buffers z and stream."""
         step, parts = self._pass, self._parts
         if num_tokens > len(self._inputs):
             room = max(num_tokens, 2 * len(self._inputs))

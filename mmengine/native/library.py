@@ -67,7 +67,7 @@ def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
     """Load the library from the wheel.
 
     Returns None if the wheel has no library for `isa`, or if the library does not load, for example because
-    libstdc++ is too old. The caller then compiles the library on this machine.
+    libstdc++ is too old.
     """
     path = BUILT / wheel_library_name(isa)
     if openmp is None or not path.exists():

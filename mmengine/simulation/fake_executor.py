@@ -79,8 +79,7 @@ class FakeExecutor(TimedExecutor):
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, over: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return drafts for the next step, one row after another, and each row's number of drafts, both
-        int32.
+        """Return the next step's drafts, row by row, and each row's number of drafts, both int32.
 
         `places`: the position of each row's first draft. `over`: whether a row's text has ended; then the row
         gets no drafts. `room`: maximum number of drafts for each row, or None. Returns (None, None) without a

@@ -48,5 +48,5 @@ class SimulatedWindows:
 
 
 def _mixed(sums: np.ndarray, group: int) -> np.ndarray:
-    """Return the numbers in a group's slots for tokens whose prefixes have these sums."""
+    """Return a group's slot numbers for tokens with these prefix sums."""
     return (sums + np.uint64(group + 1)) * _FACTOR

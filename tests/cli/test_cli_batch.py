@@ -1,4 +1,4 @@
-"""Tests batches from the request file to the answer file, with an engine without a model."""
+"""Tests batches from the request file to the answer file, with a fake model."""
 
 import json
 import signal

@@ -20,7 +20,7 @@ class Killed(BaseException):
 
 
 class Kill:
-    """Counts system calls, and raises Killed at call number `at`; a write stores half of its bytes first."""
+    """Counts system calls, and raises Killed at call number `at`. A killed write stores half of its bytes."""
 
     def __init__(self, monkeypatch, at):
         self.calls, self.at, self.name = 0, at, ""

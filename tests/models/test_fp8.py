@@ -120,7 +120,7 @@ def packed(weights, *, held):
 
 @pytest.fixture
 def joined(tmp_path):
-    """Return a folder with two FP8 matrices whose numbers of rows are not multiples of the block's."""
+    """Return a folder with two FP8 matrices whose row counts are not multiples of the block's rows."""
     drawings = {"a.q_proj.weight": drawn(70, 160), "b.k_proj.weight": drawn(30, 160)}
     save_file(drawings, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")

@@ -1,6 +1,4 @@
-"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner that answers them with an
-engine of any settings.
-"""
+"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner for mmengine."""
 
 import random
 from dataclasses import dataclass

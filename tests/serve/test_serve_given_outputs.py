@@ -1,4 +1,4 @@
-"""An engine that continues another engine's answer gives the same tokens."""
+"""Tests that an engine continues another engine's answer with the same tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens equal transformers', with any chunks, caches, batches and restarts."""
+"""Tests that prompt logprobs equal transformers', with any chunks, caches, batches and restarts."""
 
 import numpy as np
 import pytest

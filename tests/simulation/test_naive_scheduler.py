@@ -83,7 +83,7 @@ def scenarios(draw):
     events = []
     for raw in asked:
         at = raw["arrival_step"]
-        if config["enable_prefix_caching"]:  # the two schedulers differ in hits after a row's error
+        if config["enable_prefix_caching"]:  # after a row's error the schedulers have different hits
             raw.pop("inject_bad_at", None)
         if raw.get("grammar"):
             op = draw(st.sampled_from(["grammar_ready"] * 4 + ["grammar_error"]))

@@ -29,7 +29,7 @@ class Grammar:
     def walk(self, source: random.Random, length: int) -> str | None:
         """Return a text of random allowed bytes, or None if the text has not ended after `length` bytes.
 
-        Closing bytes become likelier as the text grows, because most texts would never end otherwise.
+        Closing bytes become likelier as the text grows, so that most texts end.
         """
         matcher = self.matcher.deep_copy()
         out = bytearray()

@@ -107,7 +107,7 @@ def test_a_response_format_carries_them() -> None:
 
 N = 2**63 - 1
 NUMBERS = [
-    # schema, accepted and refused instances without bounds, whether a note says that the schema is narrowed
+    # schema, accepted instances, refused instances (without bounds), whether a note reports a narrowed schema
     ({"type": "integer", "maximum": N}, [5, N], [N + 1], False),
     ({"type": "integer", "minimum": -N - 1, "maximum": N}, [-N + 1023, N], [-N - 2, N + 1], True),
     ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, [0, N], [-1, 2**64], True),

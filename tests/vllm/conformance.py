@@ -66,7 +66,7 @@ FORMAT = "{:<28}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
 
 
 def recorder_class(*, overlaps, images):
-    """Return vLLM's scheduler class with an encoder if there are images, and with the recorder."""
+    """Return vLLM's scheduler class with the recorder, and with an encoder if there are images."""
     base = AsyncScheduler if overlaps else Scheduler
     if images:
         base = with_encoder(base, ENCODER, ENCODER)
@@ -74,8 +74,8 @@ def recorder_class(*, overlaps, images):
 
 
 def workload(folder, seed, steps, settings):
-    """Record a workload. Returns the rules' report (None if the rules do not describe the setting), vLLM's
-    report, and the number of preemptions.
+    """Record a workload. Returns the rules' report (None for hash_block_size), vLLM's report, and the number
+    of preemptions.
     """
     os.environ["MMENGINE_LOG"] = str(folder)
     cls = recorder_class(overlaps=settings.get("overlaps", False), images=settings.get("images", False))

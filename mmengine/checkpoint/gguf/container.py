@@ -1,9 +1,8 @@
 """Reads the metadata of a GGUF file and the positions of its tensors.
 
-A file consists of "GGUF", a version and two counts; then keys with typed values; then a name, dimensions, a
-type and an offset for each tensor; then padding and the data
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file is untrusted, so each count is compared
-with the file's size before memory is allocated.
+A file contains, in order: "GGUF", a version and two counts; the keys with typed values; each tensor's name,
+dimensions, type and offset; padding; the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A
+file is untrusted, so each count is compared with the file's size before memory is allocated.
 """
 
 import struct
@@ -31,7 +30,7 @@ _STRING, _ARRAY = 8, 9
 _NUMBERS = {  # The struct format of each numeric type.
     kind: struct.Struct(f"<{form}") for kind, form in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-# Sizes in bytes of the shortest key with its value, and of the shortest tensor description.
+# Minimum sizes in bytes: a key with its value, and a tensor description.
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 

@@ -1,7 +1,7 @@
 """Names a GGUF model together with its projector in one path, `MODEL.gguf?mmproj=PROJECTOR.gguf`.
 
 An engine's processes, log and plugins identify a model by one path. Without the suffix `?mmproj=`, the
-projector is looked for beside the model.
+projector is searched for in the model's folder.
 """
 
 import os
@@ -21,7 +21,7 @@ def pair(model: str | Path, projector: str | Path | None) -> str:
 
 
 def parts_of_pair(name: str | Path) -> tuple[str, str | None]:
-    """Return the model, and the projector or None if `name` does not contain a projector."""
+    """Return the model, and the named projector or None."""
     model, mark, projector = str(name).partition(MARK)
     return model, projector if mark else None
 

@@ -1,4 +1,4 @@
-"""Describes, in a sentence, the effect of a record on the state and the reason for a decision."""
+"""Describes a log record's effect in a sentence, with the reason for a decision."""
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def event_text(state: State, event: ev.Event) -> str:
 
 
 def _cause(state: State, event: ev.Event) -> str:
-    """Return a clause with the reason for a decision. The reason is computed from the state."""
+    """Return a clause with the reason for a decision, computed from the state."""
     if isinstance(event, ev.Preempted) and event.reason == "no free blocks":
         try:
             needed, free = Reasons(View(state)).blocks_short()

@@ -43,9 +43,7 @@ class MediaTrail:
                 self._lost[key] = (record.step, *_cause(state, record), note)
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
-        """Return the reason why an output was not in the cache, as a text and as a dict with the numbers in
-        the text.
-        """
+        """Return the reason why an output was not in the cache, as a text and as a dict."""
         if key not in self._lost:
             return "never encoded before", {"miss": "never there"}
         step, why, name, note = self._lost[key]

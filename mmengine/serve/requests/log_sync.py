@@ -9,7 +9,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
-# Seconds between calls of `tidy` while no steps run, because segments can reach their maximum age meanwhile.
+# Seconds between calls of `tidy` while no steps run. Segments may reach their maximum age meanwhile.
 IDLE_S = 60.0
 
 

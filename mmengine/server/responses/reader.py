@@ -1,4 +1,4 @@
-"""Parses a /v1/responses body into a request. The body is first converted to a chat body."""
+"""Parses a /v1/responses body into a request, by converting the body to a chat body."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
