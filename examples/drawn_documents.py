@@ -1,4 +1,4 @@
-"""Draw 30 documents whose truth is known, and count the fields that an extraction read correctly.
+"""Draw 30 documents with known fields, and count the fields that `mmengine extract` read correctly.
 
     python examples/drawn_documents.py draw FOLDER
     mmengine extract FOLDER --schema FOLDER/schema.json --out answers.jsonl \\
@@ -29,9 +29,9 @@ Leaves = dict[str, object]
 
 
 def draw(folder: Path) -> None:
-    """Draw the documents, every third as a PDF document, and write schema.json and truth.jsonl.
+    """Write the documents (every third a PDF file), schema.json and truth.jsonl.
 
-    The documents are blurred like photos taken in haste, some so much that no one can read every field.
+    Random blur makes some fields unreadable.
     """
     rng = random.Random(SEED)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +48,12 @@ def draw(folder: Path) -> None:
 
 
 def score(folder: Path, answers: Path) -> list[str]:
-    """Return lines that count the right documents and the right fields. Further lines count the right fields
-    in each range of probabilities (BINS).
+    """Return the report's lines: right documents, right fields, and right fields for each range of
+    probabilities (BINS).
     """
     truths = {line["document"]: dict(leaves(line["value"])) for line in _lines(folder / "truth.jsonl")}
     documents, right, fields = 0, 0, 0
-    marks: list[tuple[float, bool]] = []  # The probability of each read field, and whether it is right.
+    marks: list[tuple[float, bool]] = []  # (probability, is right) for each read field
     for row in _lines(answers):
         truth = truths[Path(row["document"]).name]
         read: Leaves = dict(leaves(row["value"]))

@@ -39,7 +39,7 @@ class Receipt(Struct):
 
 
 class Read(NamedTuple):
-    """A picture's value, and how sure the model is of each field: {JSON pointer: p}."""
+    """A picture's value. `sure`: a field's JSON pointer -> the model's confidence."""
 
     path: Path
     receipt: Receipt

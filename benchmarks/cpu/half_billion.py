@@ -2,9 +2,9 @@
 
     python -m benchmarks half_billion --threads 1 # throughput.py runs this for one core and for two
 
-Both sides decode the same prompts and take turns every few steps. While transformers' `generate` waits,
-mmengine runs steps, and a reader then reads as many bytes as the weights have, as fast as possible. On a CPU
-without a fast bfloat16 product (AVX2 alone), `--quick` leaves transformers out and uses shorter prompts.
+mmengine and transformers decode the same prompts and take turns every few steps. After mmengine's turn, the
+benchmark times how fast the CPU reads as many bytes as the weights have. On a CPU without a fast bfloat16
+product (AVX2 alone), `--quick` leaves transformers out and uses shorter prompts.
 """
 
 import sys
@@ -19,15 +19,15 @@ from benchmarks.common.measure import Sample, clocked, use_threads
 from benchmarks.common.report import Part, Table, Target, machine_lines, show
 
 CONTEXT = 300
-BURST = 6  # steps in one turn; the first one does not count
-WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # for each number of rows: the target speedup, and a stretch goal
+BURST = 6  # steps per turn; the first step does not count
+WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # number of rows -> (target speedup, stretch goal)
 FLOOR_SHARE = 0.8
-QUICK_S = 25.0  # maximum time for transformers with --quick
+QUICK_S = 25.0  # time limit for transformers with --quick
 QUICK_TOKENS, QUICK_STEPS = 6_800, 60  # prompt tokens and steps that transformers computes with --quick
 QUICK_CONTEXT, QUICK_PROMPT = 32, 64  # tokens, if transformers is left out
 PROMPT = 512  # tokens in the prefill
-TOKENS = 1500  # the prompts' token ids are below this number, so that none is special
-SALT = "decode"  # the same for all runs, so that prompts are computed once: only decoding is timed
+TOKENS = 1500  # prompts use token ids below this number, because higher ids may be special
+SALT = "decode"  # cache salt for all runs: only the first run computes the prompts
 GROWING, STATIC, COMPILED = "growing cache", "static cache", "static cache, compiled"
 
 
@@ -53,7 +53,7 @@ def main(
 
 @dataclass(slots=True)
 class Steps:
-    """Decode step times with one batch size. `theirs`: transformers' times, keyed by its kind of cache."""
+    """Decode step times for one batch size. `theirs`: kind of KV cache -> transformers' times."""
 
     ours: list[Sample] = field(default_factory=list)
     theirs: dict[str, list[Sample]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
 
 
 def _expected_seconds(reference) -> float:
-    """Return how long transformers' side would take with --quick, from the time of a short prompt."""
+    """Estimate transformers' time with --quick, in seconds, from two short prompts."""
     from benchmarks.common.reference import make_inputs
     from benchmarks.common.workload import random_texts
 
@@ -123,9 +123,7 @@ def _expected_seconds(reference) -> float:
 
 
 class Pair:
-    """The two sides and the memory reader, which take turns. `reference`: None if transformers is left
-    out.
-    """
+    """Runs mmengine, transformers and the memory reader in turns. `reference`: None without transformers."""
 
     def __init__(self, ours, reference, reader: "Reader") -> None:
         self._ours, self._reference, self._reader = ours, reference, reader
@@ -140,7 +138,7 @@ class Pair:
 
         if self._reference is None:
             return self._alone(rows, num_steps)
-        num_new = num_steps + max(WANTED)  # rows that start first are some tokens ahead of the others
+        num_new = num_steps + max(WANTED)  # rows start in different steps, so some rows are ahead
         asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
         inputs = make_inputs([ask.prepared for ask in asks])
@@ -163,7 +161,7 @@ class Pair:
         """Time mmengine's steps and the memory reader in turns, without transformers."""
         from benchmarks.common.workload import random_texts
 
-        # The short prompts are computed in one step, so that all rows decode from the next step on.
+        # One step computes all prompts, so all rows decode from the next step on.
         asks = random_texts(rows, self.context - num_steps // 2, num_steps + 4, TOKENS)
         steps, running = Steps(), self._ours.begin(asks, SALT)
         running.start()
@@ -174,7 +172,7 @@ class Pair:
         return steps
 
     def _in_turn(self, asks, inputs, num_steps: int, kind: str, steps: Steps):
-        """Return both sides' answers and add the times of their steps to `steps`."""
+        """Run both engines, return their answers, and add their step times to `steps`."""
         from benchmarks.common.reference import TokenClock
 
         running = self._ours.begin(asks, SALT)
@@ -206,7 +204,7 @@ class Pair:
         if self._reference is not None:
             runs["transformers"] = lambda: self._reference.generate(inputs, 1)
         samples = {side: [] for side in runs}
-        # The first run does not count, because it allocates memory.
+        # The first run also allocates memory and does not count.
         for number in range(rounds + 1):
             for side, run in runs.items():
                 sample = clocked(run)[0]
@@ -221,11 +219,10 @@ class Pair:
 
 
 class Reader:
-    """Reads as many bytes as the weights have, with torch's threads. No decode step can be faster than that.
+    """Reads as many bytes as the weights have, with torch's threads. A decode step cannot be faster.
 
-    On one core, torch.dot of a vector with itself was the fastest way to read; torch's and numpy's sum,
-    torch.mv, and AVX-512 loops in C with one to eight streams were 1 to 20 % slower. The faster of torch.dot
-    and torch.mv is used.
+    Uses the faster of torch.dot and torch.mv. On one core, torch.dot of a vector with itself was fastest;
+    torch's and numpy's sum, torch.mv, and AVX-512 loops in C were 1 to 20 % slower.
     """
 
     def __init__(self, num_bytes: int) -> None:

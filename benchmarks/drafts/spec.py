@@ -11,20 +11,18 @@ without drafts. The tasks:
     short     a question about a synthetic picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
-All drafts of a drafter are verified. The exceptions are "auto" and "K chosen", whose draft_policy goodput
-decides how many drafts are worth verifying.
+With "auto" and "K chosen", draft_policy goodput decides how many drafts are verified. With the other
+drafters, all drafts are verified.
 
-In the cells "nobody asked", drafters exist but may not draft in any step. This measures the cost of being
-able to draft, without the cost of deciding whether to draft. These cells are compared with an engine that has
-the same settings and no drafters.
+In the cells "nobody asked", drafters are loaded but never draft. A comparison with an engine without drafters
+measures the cost of loaded drafters.
 
-Decoding is greedy, in float32, on one thread. Every round draws new pictures and texts, so that drafters that
-search past answers have not seen the request. The time is the process's CPU time, from the end of the
-prompts' last step ("decoding") or from the first submit ("whole") to the last token. A result is the median
-of the rounds' ratios, with its bootstrapped 95 % interval; a target counts as missed only if even the upper
-end of the interval is below the target. "length" is the mean number of drafts that are accepted in a row's
-pass, and "with bonus" also counts the token sampled after the drafts. "equal" counts answers whose tokens
-equal the tokens without drafts.
+Decoding is greedy, in float32, on one thread. Every round generates new pictures and texts, because some
+drafters search past answers. Times are the process's CPU times up to the last token: "decoding" begins after
+the prefill, "whole" with the first submit. A result is the median of the rounds' ratios, with its
+bootstrapped 95 % interval. A target is missed if the upper end of the interval is below the target. "length"
+is the mean number of accepted drafts per row and pass; "with bonus" adds the token that is sampled after the
+drafts. "equal" counts answers with the same tokens as without drafts.
 
     --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
     --tasks LIST   some of the tasks above, separated by commas
@@ -63,8 +61,8 @@ DRAFTERS = {
     AUTO_ALL: {"spec": AUTO, **FIXED},
 }
 IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
-NEVER_BELOW = 0.98  # minimum ratio to the speed without drafts, where the engine chooses
-CHEAP = 0.99  # minimum ratio where drafters exist and nothing is drafted
+NEVER_BELOW = 0.98  # minimum speed relative to no drafts, where the engine chooses how much to draft
+CHEAP = 0.99  # minimum relative speed where nothing is drafted
 COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
 
 
@@ -94,9 +92,9 @@ def cells_of(options: argparse.Namespace) -> Cells:
 
 
 def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
-    """Run each task and batch size on `sides` and, for comparison, on `plain`; then close the engines."""
+    """Compare `sides` with `plain` for each task and batch size, then close the engines."""
     found: Cells = {}
-    gc.freeze()  # permanent objects are not scanned before each run
+    gc.freeze()  # the gc.collect before each run then skips permanent objects
     for task in options.tasks:
         for batch in options.batch:
             tick = _Ticks(f"{task}, batch {batch}")

@@ -29,8 +29,8 @@ or a .gguf file with a byte-pair vocabulary"""
 
 
 class Vocabulary(Protocol):
-    """A vocabulary. `tokens` holds the bytes of each id, b"" for tokens without text. `special_ids` are the
-    special tokens, which no text contains.
+    """A vocabulary. `tokens`: each id's bytes, b"" for a token without text. `special_ids`: ids that `encode`
+    never returns.
     """
 
     tokens: list[bytes]
@@ -40,14 +40,14 @@ class Vocabulary(Protocol):
     def __len__(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the text's canonical tokens. llguidance calls this for every text that a grammar forces.
-        Results are cached, so that benchmarks do not measure the speed of this class.
+        """Return the text's canonical tokens. llguidance encodes every text that a grammar forces. A cache
+        keeps the encoding time out of the measurements.
         """
 
 
 @dataclass(slots=True)
 class Bytes:
-    """A vocabulary of the 256 bytes and an end token."""
+    """The 256 bytes and an end token."""
 
     tokens: list[bytes] = field(default_factory=lambda: [*(bytes([byte]) for byte in range(256)), b""])
     special_ids: list[int] = field(default_factory=lambda: [256])
@@ -82,8 +82,8 @@ class Tekken:
         return [len(self.special_ids) + rank for word in words for rank in self._ranks_of(word)]
 
     def _ranks_of(self, word: bytes) -> list[int]:
-        """Return the ranks of the word's byte-pair tokens. Each merge takes the adjacent pair with the lowest
-        rank.
+        """Return the ranks of the word's byte-pair tokens. The adjacent pair with the lowest rank is merged
+        first.
         """
         if word in self._ranks:
             return [self._ranks[word]]
@@ -128,8 +128,8 @@ class Gguf:
 
 
 def _byte_level_characters() -> dict[int, str]:
-    """Return the character that stands for each byte in a byte-level vocabulary: the byte's own character if
-    it is printable, else the next unused code point from 256 on (GPT-2's encoder.py).
+    """Return the character for each byte in a byte-level vocabulary (GPT-2's encoder.py). Printable bytes
+    keep their character; the other bytes get code points from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -137,7 +137,7 @@ def _byte_level_characters() -> dict[int, str]:
 
 
 class _Tokens:
-    """The part of a tokenizer that llguidance reads."""
+    """The tokenizer attributes that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -159,8 +159,8 @@ def load(path: Path) -> Vocabulary:
 
 
 def find(given: Path | None) -> Path:
-    """Return the given file, or the file in an installed mistral-common. If neither exists, end the process
-    with instructions.
+    """Return `given`, or else the file in an installed mistral-common. Without a file, exit with
+    instructions.
     """
     if given is not None:
         return given

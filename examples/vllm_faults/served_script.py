@@ -1,4 +1,4 @@
-"""Serves a log's requests on a scheduler class of vLLM, without a model. Requires vLLM."""
+"""Runs a log's requests through a vLLM scheduler class, without a model. Requires vLLM."""
 
 import itertools
 import os
@@ -31,10 +31,9 @@ def _config(**settings):
 
 
 def serve(script, fault, folder, max_steps=2**62):
-    """Serve a script's requests, and write the log of the run to `folder`. `fault`: a scheduler class.
+    """Run a script's requests, and write the run's log to `folder`. `fault`: a scheduler class.
 
-    A request gets another token in each of its steps, up to its max_tokens. The run ends with the last
-    request, or when a call schedules nothing and nothing else arrives.
+    The run ends when nothing is scheduled and no request is left to arrive, or after `max_steps` steps.
     """
     os.environ |= {"MMENGINE_LOG": str(folder), "MMENGINE_LOG_CONTENT": "tokens"}
     settings = script.config
@@ -79,7 +78,7 @@ def _observe(scheduler, event, number, hasher):
 
 
 def random_images(seed, *, num_requests=60, **settings):
-    """Return a script of random requests with up to two of eight images. A quarter of the requests are
+    """Return a script of random requests, each with at most two images. A quarter of the requests are
     cancelled.
     """
     rng, observations = random.Random(seed), []

@@ -1,10 +1,10 @@
 """Reads a LoRA adapter in PEFT's format: two files in an untrusted folder, read within size limits.
 
 `adapter_config.json` contains the options. `adapter_model.safetensors` contains two matrices per changed
-module: A, named `base_model.model.<module>.lora_A.weight`, [r, in], and B, with `lora_B` in its name, [out,
-r]. The adapter adds scale * B A to the module's weight. The scale is `lora_alpha / r`, or with `use_rslora`
-`lora_alpha / sqrt(r)` (https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are
-refused with an error that names the field. Pickled weights are never read. Does not import torch.
+module: A [r, in], named `base_model.model.<module>.lora_A.weight`, and B [out, r], named alike with `lora_B`.
+The adapter adds scale * B A to the module's weight. The scale is `lora_alpha / r`, or `lora_alpha / sqrt(r)`
+with `use_rslora` (https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are
+refused with an error that names the field. Pickled weights are never read.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ MAX_RANK = 512
 MAX_TENSORS = 20_000  # Limit for tensors in an adapter; all linear layers of a 64-layer model need 900.
 MAX_PATTERNS = 4096  # Limit for the entries of alpha_pattern and of rank_pattern.
 PADDED = 16  # Ranks and columns are padded to multiples of this number.
-# Fields for PEFT features other than two matrices per module. Null, false and empty values count as absent.
+# Fields for unsupported PEFT features. Null, false and empty values count as absent.
 _REFUSED = (
     *("use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora", "megatron_config"),
@@ -54,7 +54,7 @@ class LoraPair:
         return self.a.shape[0]
 
     def num_bytes(self, value_bytes: int) -> int:
-        """Return the pair's size in memory in bytes, where each value takes `value_bytes`."""
+        """Return the bytes that the padded pair takes in memory, with `value_bytes` per value."""
         (rank, k), n = self.a.shape, self.b.shape[0]
         rows_a, rows_b = (-(-rows // PADDED) * PADDED for rows in (rank, n))
         return (rows_a * (k + k % 2) + rows_b * (rank + rank % 2)) * value_bytes
@@ -90,9 +90,9 @@ def read_adapter(
 ) -> AdapterFiles:
     """Return the adapter in `folder`.
 
-    `canonical_name`: maps the stored name of a model tensor to the canonical name. `modules`: canonical name
-    -> (out, in), for each module that adapters may change. `max_bytes`: limit for the matrices in memory,
-    where each value takes `value_bytes`. If an adapter exceeds the limit, only its header is read.
+    `canonical_name`: a function from a model tensor's stored name to its canonical name. `modules`: canonical
+    name -> (out, in), for each module that adapters may change. `max_bytes`: limit for the matrices in
+    memory, with `value_bytes` per value. If an adapter exceeds the limit, only its header is read.
 
     Raises ModelError for an adapter that is missing, damaged, too large, not supported, or made for another
     model. The message names the file and the field or tensor.

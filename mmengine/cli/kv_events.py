@@ -1,4 +1,4 @@
-"""Runs, beside `mmengine serve`, the process that publishes KV events."""
+"""Runs the process that publishes KV events while `mmengine serve` runs."""
 
 import subprocess
 import sys
@@ -20,9 +20,9 @@ def check_installed() -> None:
 
 @contextmanager
 def publishing(log: Path | None, publish: str, replay: str, topic: str) -> Iterator[None]:
-    """While the context lasts, run `mmengine log kv-events` on `log`, if `publish` names an endpoint.
+    """Run `mmengine log kv-events` on `log` until the context ends, if `publish` names an endpoint.
 
-    The process also ends if this process is killed. Raises ConfigError.
+    The child process also ends if this process is killed. Raises ConfigError.
     """
     if not publish:
         if replay or topic:

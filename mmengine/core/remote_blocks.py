@@ -9,7 +9,8 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """A block store's client. Only the loop's thread calls the methods, which neither wait nor raise.
+    """A block store's client. Only the engine loop's thread calls the methods. The methods never wait and
+    never raise.
 
     The client's threads report results as OFFERED, ARRIVED and LOST events in the loop's inbox. The loop sets
     a deadline for each reply.
@@ -31,12 +32,11 @@ class RemoteBlocks(Protocol):
         """Let the next dispatched step copy `count` more blocks that ARRIVED events have reported."""
 
     def forget(self, request_id: str) -> None:
-        """Stop the work for a request that no longer waits. Blocks that were passed to `accept` are still
-        copied."""
+        """Stop the work for a request that no longer waits. Accepted blocks are still copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """Write the contents of `blocks` (int [n]) to the store. The step that computed the blocks has
-        returned, and no dispatched step overwrites them.
+        """Write the contents of `blocks` (int [n]) to the store. The blocks are complete, and no dispatched
+        step overwrites them.
         """
 
     def close(self) -> None:

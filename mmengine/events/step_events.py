@@ -1,4 +1,4 @@
-"""Events about steps: a step's decisions and its result. They are part of the vocabulary in vocabulary.py."""
+"""Events about steps: a step's decisions and its result. vocabulary.py lists all events."""
 
 from mmengine.events.event_base import EventBase
 
@@ -32,8 +32,8 @@ class Scheduled(EventBase, frozen=True):
     many new blocks each row gets; None: as many as the row's tokens need. `encode`: (key, row, index in the
     request's media) for each item that the encoder computes. `evict`: keys for encoder outputs that leave the
     cache to make room. `num_drafts`: how many tokens at each row's end are drafts; None: no row has drafts.
-    `drafters`: each row's drafter number; None: drafter 0. `num_decided`: under vLLM's rules, the step's work
-    is decided for the first `num_decided` running rows; 0: for all rows.
+    `drafters`: each row's drafter number; None: drafter 0. `num_decided`: under vLLM's rules, the scheduler
+    has decided only the first `num_decided` running rows; 0: all rows.
     """
 
     rows: bytes | None
@@ -52,11 +52,11 @@ class Admitted(EventBase, frozen=True):
     one.
 
     `num_tokens`: how many tokens the step computes. Tokens beyond the request's known tokens are placeholders
-    for drafts. `cached_blocks`: int32, prefix hits. Their tokens count as computed. `new_blocks`: int32, the
-    request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: how many tokens have KV when
-    the step starts; AS_CACHED (-1): the tokens in the prefix hits. `copy`: (source, destination), the blocks
-    between which KV is copied if a block is only partly shared. `swap_in`: the request's host blocks are
-    copied to the first new blocks.
+    for drafts. `cached_blocks`: int32, prefix hits. `new_blocks`: int32, the request's other blocks.
+    `encode`, `evict`: as in SCHEDULED. `num_computed`: how many tokens have KV when the step starts;
+    AS_CACHED (-1): the tokens in the prefix hits. `copy`: (source block, destination block) for the KV of a
+    block that is only partly shared. `swap_in`: whether the request's host blocks are copied to the first new
+    blocks.
     """
 
     request_id: str
@@ -75,9 +75,8 @@ class AdmittedWithState(Admitted, frozen=True):
     """Decision: ADMITTED in an engine with recurrent states.
 
     `state_slot`: the slot for the row's state. `state_from`: the slot with the state after the cached blocks,
-    which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the length, in
-    tokens, of the request's longest prefix whose blocks are cached, even if no state was kept after this
-    prefix.
+    which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the number of
+    tokens in the request's longest prefix with cached blocks, with or without a kept state.
     """
 
     state_slot: int = 0
@@ -87,16 +86,16 @@ class AdmittedWithState(Admitted, frozen=True):
 
 class AdmittedWithAdapter(AdmittedWithState, frozen=True):
     """Decision: ADMITTED for a request with a LoRA adapter. `adapters_out`: digests of the adapters that are
-    unloaded to make room for this adapter. The fields from `state_slot` to `num_shared` are used only in an
-    engine with recurrent states.
+    unloaded for this adapter. Without recurrent states, the fields from `state_slot` to `num_shared` are
+    unused.
     """
 
     adapters_out: tuple[bytes, ...] = ()
 
 
 class StatesKept(EventBase, frozen=True):
-    """Decision: the step keeps recurrent states for prefix hits. It is logged after the step's rows are
-    decided.
+    """Decision: the step keeps recurrent states for prefix hits. The decision follows the decisions on the
+    step's rows.
 
     For each row in `rows`, the state after the row's first `num_tokens` tokens is copied to a slot in `slots`
     and replaces the slot's old state. The three columns are int32 and have equal lengths.
@@ -122,9 +121,9 @@ class Encoded(EventBase, frozen=True):
     for one step. This is the step's last decision. If no step is open, this decision opens one.
 
     `until`: how much encoder work for the item is done after this part, in the units of
-    encoder_cache/work.py. The work continues after the parts of this item that earlier steps encoded. If
-    earlier steps encoded parts of another item, these parts are dropped. After the last part the item's
-    output is in the cache. `evict`: keys for the outputs that leave the cache to make room.
+    encoder_cache/work.py. The part starts where this item's previous part ended. Unfinished parts of another
+    item are dropped. After the last part the item's output is in the cache. `evict`: keys for the outputs
+    that leave the cache to make room.
     """
 
     request_id: str
@@ -141,14 +140,14 @@ class Dispatched(EventBase, frozen=True):
 
 class Executed(EventBase, frozen=True):
     """Observation: the result of the oldest step in flight, or of the open step if no step is in flight. In
-    the fields, an index counts only the rows that sampled, in step order.
+    the fields, an index is a position among the rows that sampled, in step order.
 
-    `token_ids`: int32, the rows' sampled tokens, row by row. `counts`: how many tokens each row got: its
-    accepted drafts and one more token; None: one token each. `stops`: (index, kind) for each row whose text
-    ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed while
-    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. Rows
-    that want confidences have further pairs with negative ids. Id -1 has the token's logprob under the
-    grammar, and id -2 the entropy. Id -3 - t has the logprob for each of the likeliest allowed tokens t.
+    `token_ids`: int32, the rows' sampled tokens, row by row. `counts`: each row's number of accepted drafts
+    plus 1; None: one token each. `stops`: (index, kind) for each row whose text ended, for example with the
+    kind "eos" or "string". `errors`: (index, text) for each row that failed while the other rows did not.
+    `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. Rows that want confidences have
+    further pairs with negative ids. Id -1 has the token's logprob under the grammar, and id -2 the entropy.
+    For the likeliest allowed tokens t, id -3 - t has the logprob.
 
     `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
     `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the

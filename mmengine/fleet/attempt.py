@@ -1,4 +1,4 @@
-"""One attempt at having a replica compute a request, and the choice of the replica."""
+"""Selects a replica for a request, and makes one attempt to run the request there."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # maximum number of avoided replicas: only the most recently failed replicas are avoided
+MAX_AVOIDED = 8  # how many of the most recently failed replicas are avoided
 FAILED_CHOICES = 8  # after this many failed choices, no replica is avoided any more
 
 
@@ -37,15 +37,15 @@ class Carrier(Protocol):
         """
 
     def is_leaving(self, replica: str) -> bool:
-        """Return whether `replica` is known to take no more requests, so that its requests must move."""
+        """Return whether `replica` takes no more requests, so its running requests must move."""
 
 
 class RoutingLimits(NamedTuple):
     """Time limits of routing, in seconds, and the limit on deaths.
 
     A replica that is silent for `silence_s` is given up. A request waits at most `patience_s` for a replica
-    that accepts it. If `deaths` replicas in a row end without having produced a token of the request, the
-    request counts as the cause.
+    that accepts it. If `deaths` replicas in a row end before they return a token for the request, the request
+    counts as the cause.
     """
 
     silence_s: float = 10.0
@@ -56,7 +56,7 @@ class RoutingLimits(NamedTuple):
 class Reroute(Exception):
     """Raised when a request must continue on another replica.
 
-    `replica`: a replica that may still compute the request, or "". `is_death`: whether that replica has ended
+    `replica`: a replica that may still compute the request, or "". `is_death`: whether the replica has ended
     or seems to have ended.
     """
 
@@ -75,7 +75,9 @@ class ReplicaChoice:
 
     @property
     def key(self) -> str:
-        """The routing key for the next attempt. Each failed choice leads to another position on the ring."""
+        """The routing key for the next attempt. Each failed choice changes the key, which selects another
+        replica.
+        """
         return f"{self._key}/{self._num_failed}" if self._num_failed else self._key
 
     def avoid(self, replica: str) -> None:
@@ -84,11 +86,11 @@ class ReplicaChoice:
             self.avoided = (*self.avoided, replica)[-MAX_AVOIDED:]
 
     def note_silent(self) -> None:
-        """Record that the replica to which the key leads became silent."""
+        """Record that the selected replica became silent."""
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
-        """Record that the key led to `replica`. After FAILED_CHOICES failures, avoid no replica any more."""
+        """Record that the key selected `replica`. FAILED_CHOICES failures clear `avoided`."""
         if replica in self.avoided:
             self._num_failed += 1
             if self._num_failed % FAILED_CHOICES == 0:
@@ -185,8 +187,8 @@ class Attempt:
         return Reroute(text, self._replica)
 
     def _reject(self, error: MMEngineError) -> None:
-        """Raise `error`. If another replica accepted the request earlier and only this replica refuses it,
-        raise Reroute instead.
+        """Raise `error`. If another replica has accepted the request before, raise Reroute instead of
+        QueueFull or InvalidRequest.
         """
         if not self._receiver.is_accepted or not isinstance(error, (QueueFull, InvalidRequest)):
             raise error

@@ -1,5 +1,5 @@
-"""Collects the outputs of a request's choices (answers to one prompt): outputs that an ingress has forwarded
-to the caller, and outputs in the logs of replicas.
+"""Collects outputs for a request's choices: outputs that an ingress has forwarded to the caller, and outputs
+in replicas' logs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,8 +58,8 @@ def logged_outputs(
 ) -> list[RequestOutput]:
     """Return the outputs in `logs` for each choice of a request, from the choice's first token on.
 
-    Each log maps core ids (one id per choice) to answers. A choice that moved between replicas is in several
-    logs.
+    `logs`: per replica, core id (one id per choice) -> answer. A choice that moved between replicas is in
+    several logs.
     """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]
@@ -69,7 +69,7 @@ def logged_outputs(
     news: list[RequestOutput] = []
     for index, answers in enumerate(found):
         if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
-            continue  # compute the choice again, because no log has the logprobs of the prompt
+            continue  # no log has the prompt's logprobs, so the choice is computed again
         has_entries = sampling.logprobs is not None or (grammar is not None and grammar.field_confidence)
         news.append(_news(request_id, index, answers, has_entries, after, scores if index == 0 else None))
     return [each for each in news if each.token_ids or each.finish_reason]
@@ -90,7 +90,7 @@ def _news(
         entries = _joined(answers)[: len(token_ids)]
         if len(entries) < len(token_ids):
             whole, token_ids = None, token_ids[: len(entries)]
-    if whole is None:  # no log says whether the last token ends the choice, so compute this token again
+    if whole is None:  # the last token may end the choice, so this token is computed again
         token_ids = token_ids[:-1]
         entries = None if entries is None else entries[: len(token_ids)]
     logprobs, confidences = split_entries(entries)
@@ -111,8 +111,8 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Return the logprobs, with confidences, up to the first token whose logprobs are in no log. Each log has
-    only the logprobs from the token at which its replica continued.
+    """Join the logs' logprobs, with confidences, up to the first token without logprobs in any log. Each log
+    begins with the token at which its replica continued.
     """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):

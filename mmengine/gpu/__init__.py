@@ -1,8 +1,8 @@
-"""GPU kernels in Triton, each of which replaces several torch kernels. Not yet run on a GPU.
+"""GPU kernels in Triton. Each kernel replaces several torch kernels. Not yet run on a GPU.
 
-The modules *_kernels contain the kernels. With TRITON_INTERPRET=1 the kernels also run on a CPU. In this
-mode, the tests check the numbers that the kernels compute.
+The modules *_kernels contain the kernels. With TRITON_INTERPRET=1 the kernels run on a CPU, where tests check
+their results.
 """
 
-# Device types for which the kernels are compiled; on other devices torch computes.
+# Device types for which the kernels are compiled; other devices use torch's operations.
 DEVICE_TYPES = ("cuda",)

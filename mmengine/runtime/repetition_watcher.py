@@ -1,6 +1,4 @@
-"""Finds answers that repeat a pattern of tokens without end. The rules are those of vLLM's setting
-`repetition_detection`.
-"""
+"""Finds answers that repeat a pattern of tokens endlessly, by the rules of vLLM's `repetition_detection`."""
 
 import numpy as np
 
@@ -10,20 +8,21 @@ _NOTHING = -1  # in `_recent`: a position before the first token of the answer
 
 
 class RepetitionWatcher:
-    """The last tokens of rows with a `repetition_detection`, and the length of the repetition for each
-    period.
+    """Tracks the last tokens of rows with `repetition_detection`, and counts matching tokens for each period.
 
     An answer repeats a pattern if its last p * min_count tokens have the period p, for any p from
-    min_pattern_size to max_pattern_size. Equivalently, each of the last p * (min_count - 1) tokens equals the
-    token p positions earlier. A single counter for each period is therefore sufficient. P is the largest
-    max_pattern_size of a request so far. The arrays grow to P columns and take 12 * rows * P bytes.
+    min_pattern_size to max_pattern_size. Each of the last p * (min_count - 1) tokens then equals the token p
+    positions earlier. One counter per period is therefore sufficient. The arrays have P columns, the largest
+    max_pattern_size so far, and take 12 * rows * P bytes.
     """
 
     def __init__(self, max_rows: int) -> None:
         self._recent = np.full((max_rows, 0), _NOTHING, np.int32)  # [rows, P], a ring of the last P tokens
-        # [rows, P], column p - 1: number of last tokens that each equal the token p positions earlier.
+        # [rows, P], column p - 1: how many of the last tokens in a row equal the token p positions earlier.
         self._matches = np.zeros((max_rows, 0), np.int32)
-        self._needed = np.zeros((max_rows, 0), np.int32)  # [rows, P], matches that end an answer; 0: never
+        self._needed = np.zeros(
+            (max_rows, 0), np.int32
+        )  # [rows, P], matches that end an answer; 0: period not checked
         self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
         self.has_repeated = np.zeros(max_rows, bool)  # whether the answer had a repetition at admission
 
@@ -62,9 +61,7 @@ class RepetitionWatcher:
         return ((matches >= needed) & (needed > 0)).any(axis=1)
 
     def _grow(self, size: int) -> None:
-        """Make room for patterns of `size` tokens. In the larger rings each token keeps its distance from the
-        newest token.
-        """
+        """Grow the arrays to `size` columns, and copy each ring's tokens."""
         old = self._recent.shape[1]
         if size <= old:
             return

@@ -1,7 +1,7 @@
 """Computes CRC-32 of many short texts at once. Each text is a row's prefix followed by a decimal number.
 
 The fake model derives its tokens from CRC-32s of texts like "request:1234". CRC-32 processes one byte after
-another, so the state after each prefix is stored, and numpy then processes the digits of all numbers
+another, so `prefix_state` is computed once per prefix, and numpy processes the digits of all numbers
 together.
 """
 
@@ -20,8 +20,8 @@ def prefix_state(text: str) -> int:
 
 
 def crc_of_numbers(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return, as int64, the CRC-32 of each text that consists of a prefix and a decimal number. `states`:
-    results of `prefix_state`, uint32. `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
+    """Return the CRC-32 (int64) of each prefix followed by a decimal number. `states`: results of
+    `prefix_state`, uint32. `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
     """
     state, numbers = np.broadcast_arrays(states.astype(np.uint32), numbers.astype(np.uint32))
     rest = numbers

@@ -1,7 +1,7 @@
-"""Finds where an n-gram last occurred. The hash table has a fixed size, and on a collision the newer entry
+"""Finds where an n-gram last occurred, in a hash table with a fixed size. On a collision, the newer entry
 overwrites the older.
 
-Drafters verify a match before they use it, so a collision only loses a draft.
+Drafters verify each match, so a collision only loses a draft.
 """
 
 import numpy as np

@@ -4,12 +4,12 @@ import re
 from functools import reduce
 from urllib.parse import unquote
 
-_INDEX = re.compile("0|[1-9][0-9]{0,8}")  # An array's index by RFC 6901. No array here has 10^9 elements.
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")  # An array index by RFC 6901, below 10^9.
 
 
 def join_pointer(pointer: str, *names: str | int) -> str:
     """Return `pointer` extended by `names`, which are escaped by RFC 6901."""
-    parts = [pointer]  # Joined once, because a reference may have a million names.
+    parts = [pointer]  # One join, because a reference may have a million names.
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:
@@ -24,7 +24,7 @@ def pointer_names(fragment: str) -> list[str]:
 
 
 def child_of(value: object, name: str) -> object:
-    """Return the property or the element that `name` names in a JSON value, or None."""
+    """Return the property or array element `name` of a JSON value, or None."""
     if isinstance(value, dict):
         return value.get(name)
     if isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
@@ -33,7 +33,7 @@ def child_of(value: object, name: str) -> object:
 
 
 def local_target(root: object, reference: str) -> object:
-    """Return the schema to which a reference within `root` leads, or None for any other reference."""
+    """Return the schema to which `reference` leads, or None if it leads out of `root`."""
     if reference == "#":
         return root
     return reduce(child_of, pointer_names(reference[1:]), root) if reference.startswith("#/") else None

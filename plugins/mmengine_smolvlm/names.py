@@ -1,6 +1,4 @@
-"""Maps tensor names to canonical names, for files that transformers writes and for files derived from
-them.
-"""
+"""Maps tensor names in SmolVLM checkpoints to canonical names."""
 
 import re
 

@@ -10,7 +10,7 @@ from mmengine.native import library as native
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import PackedLinear
 
-_NUM_COMPARED = 64  # Number of rows for which a scaled embedding and its replacement are compared.
+_NUM_COMPARED = 64  # Number of rows that `packed_embedding` compares.
 _CLOSE = 0.02
 
 
@@ -41,7 +41,7 @@ class PackedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a tensor without memory that has the matrix's shape and dtype."""
+        """Return a meta tensor with the matrix's shape and dtype."""
         return torch.empty(self.out_features, self.in_features, dtype=self.packed.dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class PackedLayer(nn.Module):
             rows = rows.to(packed.dtype).contiguous()
         return packed(rows, float32=self._float32).view(*shape[:-1], self.out_features)
 
-    __call__ = forward  # Nothing hooks these layers, and nn.Module's call costs as much as a short product.
+    __call__ = forward  # No hooks are used, and nn.Module's call takes as long as a short product.
 
 
 class PackedEmbedding(nn.Module):
@@ -76,8 +76,8 @@ class PackedEmbedding(nn.Module):
 
 
 def packed_embedding(embedding: nn.Module, head: PackedLayer) -> PackedEmbedding | None:
-    """Return the replacement for an embedding that is tied to the head, or None if the embedding computes
-    something else than rows, or rows times its `embed_scale`.
+    """Return the replacement for an embedding that is tied to the head. Return None if the embedding does
+    more than look up rows and multiply them by `embed_scale`.
     """
     if type(embedding) is nn.Embedding:
         return PackedEmbedding(head)
@@ -85,7 +85,7 @@ def packed_embedding(embedding: nn.Module, head: PackedLayer) -> PackedEmbedding
     if not isinstance(embedding, nn.Embedding) or scale is None:
         return None
     made = PackedEmbedding(head, torch.as_tensor(scale))
-    # The class is unknown, so its rows are compared. The head's codes may round a row in bfloat16.
+    # The class is unknown, so some rows are compared. They may differ by rounding if the head is quantised.
     step = max(1, head.out_features // _NUM_COMPARED)
     ids = torch.arange(0, head.out_features, step, device=embedding.weight.device)
     mine, theirs = made(ids).float(), embedding(ids).float()

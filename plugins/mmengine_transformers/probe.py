@@ -1,7 +1,6 @@
 """Compares this plugin's logits with the logits from the model's own forward, on two short rows in chunks.
 
-The model's own forward must run before kernels replace any of the decoder's norms, so that the comparison
-also checks the kernels.
+Call `own_logits` before kernels replace the decoder's norms, so that the comparison also checks the kernels.
 """
 
 import torch
@@ -17,9 +16,9 @@ from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import ReferencePort
 
 ROWS = ((12, 5), (7, 3))  # For each row: its length, and the length of its first chunk.
-# Largest allowed difference between the logits of a token, relative to the largest logit. In 16 bits, the
-# limit applies to the median over the tokens, because a near tie in a router may change a token's experts and
-# thus all its logits.
+# Limits in float32 and in 16 bits for the difference between two logits of a token, relative to the largest
+# logit. In 16 bits, the limit applies to the median over the tokens: rounding may change a token's experts
+# and then all its logits.
 EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.1
 
 

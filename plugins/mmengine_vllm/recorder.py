@@ -1,8 +1,7 @@
-"""Follows a scheduler's calls: which request has which row, and which steps are in flight. Does not
-import vLLM.
+"""Records the calls of vLLM's scheduler, and tracks requests' rows and steps in flight. Does not import vLLM.
 
-Every method takes the arguments or the result of a public method of the scheduler, and appends entries. For
-two consecutive steps with the same rows, the recorder creates no object per row.
+Every method takes the arguments or the result of a public scheduler method, and appends entries. A step with
+the same rows as the previous step creates no object per row.
 """
 
 from collections import deque
@@ -44,10 +43,10 @@ class UnknownCall(Exception):
 class Recorder:
     """Collects entries about one scheduler.
 
-    `group`: the KV group whose blocks are recorded. `groups`: if not empty, the KV groups whose blocks are
-    recorded, the first block group of the log first. `counts_blocks`: whether entries contain the number of
-    new blocks of each row, because this number does not follow from the row's tokens. `hides`: whether the
-    log contains no user content.
+    `group`: the KV group whose blocks are recorded. `groups`: if not empty, several KV groups to record
+    instead, in the order of the log's block groups. `counts_blocks`: whether entries contain each row's
+    number of new blocks, for schedulers in which the row's tokens do not determine this number. `hides`:
+    whether the log omits user content.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class Recorder:
         self.in_flight: deque[Step] = deque()
         self.step = 0  # the open step, or the next step
         self._step_rows, self.order = StepRows(self.rows), RunnerOrder()
-        self._received: Tokens | None = None  # the tokens of the update that is going on
-        self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
+        self._received: Tokens | None = None  # tokens of the current update
+        self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted during the step)
         self._waiting_grammars: dict[str, Tracked] = {}
         self.encoded: set[bytes] = set()  # keys in the encoder cache
         self._last_update_ns = 0  # time at which the last update ended
@@ -228,8 +227,8 @@ class Recorder:
         return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
 
     def _evict(self, output: VllmObject) -> None:
-        """Record EVICTED for encoder outputs that the host freed, and for outputs that the step encodes again
-        although the host did not report them as freed.
+        """Record EVICTED for encoder outputs that vLLM freed. vLLM does not report an output that is freed
+        and encoded again in the same step.
         """
         gone = [self.contents.digest(name) for name in output.free_encoder_mm_hashes]
         again = [
@@ -279,9 +278,7 @@ class Recorder:
             self._received = tokens_of(self.in_flight[0], result, has_drafts=False)
 
     def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
-        """Record what `update_from_output` got at `began_ns`. Called after `update_from_output` has
-        returned.
-        """
+        """Record a step's result after `update_from_output`, which began at `began_ns`."""
         if not self.in_flight or self.in_flight[0].output is not output:
             return  # the call of `schedule` made no decision
         step = self.in_flight.popleft()
@@ -315,9 +312,7 @@ class Recorder:
         return found
 
     def _ended(self, step: Step, scheduler: VllmObject) -> list[tuple[int, VllmObject]]:
-        """Return the requests that ended in an update, each with its index in the step, in the step's
-        order.
-        """
+        """Return (index in the step, request) for each request that ended in an update, in step order."""
         live, known = scheduler.requests, self.requests
         if scheduler.connector is not None:  # the connector keeps ended requests until their blocks are sent
             return [

@@ -13,7 +13,7 @@ class Rows:
     def __init__(self, num_rows: int):
         self._of: dict[str, int] = {}
         self._free = list(range(num_rows))  # a heap
-        self.gone: list[int] = []  # rows that were taken since the last step was decided
+        self.gone: list[int] = []  # rows taken from requests since the last step was decided
         self._leaving: list[tuple[int, int]] = []  # (last step in flight that contains the row, row)
 
     def __contains__(self, name: str) -> bool:
@@ -68,9 +68,7 @@ def find_row(column: bytes, row: int) -> int:
 
 
 class StepRows:
-    """Finds the column of a step's running rows. Most often this is the previous step's column without the
-    rows of requests that left.
-    """
+    """Builds the column of a step's running rows, usually from the previous step's column."""
 
     def __init__(self, rows: Rows):
         self._rows = rows

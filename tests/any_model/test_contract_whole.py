@@ -1,7 +1,7 @@
 """Runs the whole plugin contract for all hosted architectures.
 
-Architectures whose processors need torchvision run in a process of their own, with build/torchvision:
-transformers looks for torchvision only when it is imported.
+Architectures whose processors need torchvision run in a separate process with build/torchvision, because
+transformers looks for torchvision only at import.
 """
 
 import subprocess

@@ -1,6 +1,4 @@
-"""Tests the grammar benchmark: it runs, and the answers in its data satisfy their schemas. Times are not
-checked.
-"""
+"""Tests that the grammar benchmark runs, and that the answers in its data satisfy their schemas."""
 
 import base64
 import json

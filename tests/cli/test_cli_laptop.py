@@ -207,7 +207,7 @@ def test_commands_without_the_engine_say_how_to_install_the_engine(laptop, tmp_p
 def test_hints_name_the_engine_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {Requirement(text).name.lower() for text in project["optional-dependencies"]["engine"]}
-    owners_of = metadata.packages_distributions()  # Takes a quarter of a second.
+    owners_of = metadata.packages_distributions()
     brought = {module for module, owners in owners_of.items() if needed & {each.lower() for each in owners}}
     assert brought >= ENGINE_MODULES
 

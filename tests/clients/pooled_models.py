@@ -1,4 +1,4 @@
-"""Writes tiny embedding models and a reranker for the clients, with the engine's results to compare."""
+"""Writes tiny embedding models and a reranker for client tests, and the engine's results for comparison."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Chooses the writes at which a process is killed, among writes that every process reaches.
+"""Chooses the writes at which a test kills a process.
 
-A trail lists a process's writes in a round, in order, as faults.py notes them.
+A trail is the list of a process's writes in a test round, as faults.py records them.
 """
 
 import math
@@ -10,8 +10,8 @@ from operator import and_
 
 RECORDS = "write of writer._write below writer._store"
 EARLY = f"{RECORDS} after 5"
-MOST_OF_A_KIND = 8  # maximum number of points for a kind of write and a side
-LATE = 0.75  # later than this share of a round's writes, too many calls are answered
+MOST_OF_A_KIND = 8  # maximum number of kill points per kind of write and side ("before", "after", "in")
+LATE = 0.75  # kill only in this first share of the writes; later, too few calls are unanswered
 
 
 def chosen(trails, chance):
@@ -33,11 +33,12 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Return each round's kill points as a tuple: for the first process, and mostly for the next process.
+    """Return a tuple for each round: a kill point for the first process, and usually for the process that
+    resumes.
 
-    The next process must still reach the second point: the later a process dies, the less the next one
-    writes. `trail` has the writes of a process that did not die, and `behind` the writes of a process after
-    an EARLY death.
+    The later the first process dies, the less the resuming process writes. Points are paired so that both are
+    reached. `trail`: the writes of a process that is not killed. `behind`: the writes of a resuming process
+    after an EARLY kill.
     """
     places, places_behind = _places(trail), _places(behind)
 
@@ -46,7 +47,9 @@ def paired(first, second, trail, behind):
         return places[where][number - 1]
 
     def last_before(point):
-        """Return the position in `trail` before which the first process must die."""
+        """Return the position in `trail` before which the first process must die, so that the next process
+        reaches `point`.
+        """
         where, number = _write(point)
         left = len(trail) - places_behind[where][number - 1] / LATE
         if where not in places:  # only a process that resumes makes these writes

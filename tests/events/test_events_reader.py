@@ -32,7 +32,7 @@ def single(tmp_path):
 
 @pytest.fixture
 def closed(tmp_path):
-    """Return the values of `single` for a log that its writer closed."""
+    """Return the same as `single`, for a log that its writer closed."""
     (path,) = segments(write_log(tmp_path / "closed", one_of_each()))
     return path, path.read_bytes(), one_of_each()
 
@@ -269,7 +269,7 @@ def test_too_many_segments_are_refused(single, monkeypatch):
 
 
 def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch):
-    """Many places look like frame headers that claim a long body, over which a checksum must be computed."""
+    """Each of 2,000 fake frame headers claims a long body, whose checksum would have to be computed."""
     path, data, _ = single
     fakes, size = 2000, HEADER.size
 

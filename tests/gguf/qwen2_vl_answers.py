@@ -2,8 +2,8 @@
 
     python -m tests.gguf.qwen2_vl_answers FOLDER
 
-A process of its own, because transformers looks for torchvision only when it is imported (table.py adds
-build/torchvision to the path). FOLDER is empty.
+Runs in a separate process, because transformers looks for torchvision only at import; table.py adds
+build/torchvision to the path. FOLDER must be empty.
 """
 
 import json
@@ -38,7 +38,7 @@ def main(kind: str, scratch: Path) -> None:
     settings = json.loads(path.read_text())
     settings["image_processor"]["size"] = LIMITS
     path.write_text(json.dumps(settings))
-    if kind == "qwen2_5_vl":  # No key of a file states the window, so the folder gets the family's window.
+    if kind == "qwen2_5_vl":  # GGUF files do not state the window, so the default is used.
         config = json.loads((folder / "config.json").read_text())
         config["vision_config"]["window_size"] = 112
         (folder / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,5 @@
-"""Records the golden log `killed`, of a process that was killed with 50 live requests. `answers.json` beside
-the log holds the answers of an undisturbed run.
+"""Records the golden log `killed`, which ends with a kill while 50 requests are live. `answers.json` in its
+folder has the answers of an undisturbed run.
 
     python -m tests.golden.make_killed
 """

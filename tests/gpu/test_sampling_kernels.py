@@ -102,9 +102,9 @@ def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kern
 
 @pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
 def test_masks_exclude_the_same_as_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
-    """Mask three of five rows, whose logits have ties, with the function that a GPU uses.
+    """The GPU's function masks three of five rows like the CPU's function. The logits have ties.
 
-    Logits, largest logits and tokens must equal the CPU's; the other two rows stay unchanged.
+    The other two rows stay unchanged.
     """
     monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
     random = np.random.default_rng(vocab)
@@ -149,10 +149,10 @@ def test_without_triton_torch_samples_and_says_why(monkeypatch):
 
 
 def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):
-    """Check that `compile_all` compiles everything that steps of any row count use.
+    """`compile_all` compiles every kernel variant that steps use, with any number of rows.
 
     Triton compiles again if a pointer's alignment to 16 bytes or a number's divisibility by 16 changes, or if
-    a number is 1. In the middle of a step all rows would wait for the compiler.
+    a number is 1. During a step, all rows would wait for the compiler.
     """
     if kernel_device.type != "cpu":
         pytest.skip("this test observes Triton's interpreter, which runs only on a CPU")

@@ -1,5 +1,5 @@
-"""Tests encoding an item in parts: the features equal those of encoding it at once, with the same bits if the
-CPU kernels compute them.
+"""Tests that encoding a media item in parts gives the same features as encoding the whole item, and the same
+bits with the CPU kernels.
 """
 
 import numpy as np
@@ -73,9 +73,7 @@ def test_parts_equal_the_whole(folder, dtype, kernels, monkeypatch):
 
 
 def test_each_part_computes_its_share(folder, monkeypatch):
-    """Each part stops before the stage that would exceed its share of the work, and reports progress.
-    Together the parts do the whole work.
-    """
+    """Each part stops before the stage that would exceed its share of the work, and reports progress."""
     monkeypatch.setattr(parts, "TILE", 64)
     model, grid = load(folder, "float32", True, monkeypatch), (1, 24, 24)
     told = []

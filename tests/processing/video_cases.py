@@ -1,4 +1,4 @@
-"""Videos with odd sizes and lengths, drawn from a seed, and their processing options."""
+"""Random videos with odd sizes and lengths, and their processing options."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ class VideoCase:
     fps: float | None = None  # Frame rate of the source; None: unknown.
     # Options that transformers' processor and ours share.
     options: dict[str, Any] = field(default_factory=dict)
-    # Indices of frames that were sampled before; needs the option do_sample_frames=False.
+    # The frames' indices in the source, if the caller sampled them; needs the option do_sample_frames=False.
     indices: tuple[int, ...] | None = None
     size: tuple[int, int] | None = None  # Minimum and maximum pixels of the whole video.
     cap: bool = False

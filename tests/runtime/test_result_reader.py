@@ -1,6 +1,4 @@
-"""Tests of reading steps with drafts: a text stops, and a row with NaN fails, at the same token as
-without drafts.
-"""
+"""Tests that answers with drafts end, and rows with NaN fail, at the same token as without drafts."""
 
 import numpy as np
 import pytest
@@ -53,10 +51,10 @@ class Drafts:
 
 
 def run(model, wanted, ahead_of=None, attention="auto"):
-    """Run requests with drafts from `ahead_of` and return their results, and the number of steps.
+    """Run requests with drafts from `ahead_of`. Return the results and the number of steps.
 
-    `wanted`: sampling parameters keyed by request name. The results are lists (tokens, finish reason, detail,
-    logprobs) with the same keys.
+    `wanted`: request name -> sampling parameters. The results: request name -> [tokens, finish reason,
+    detail, logprobs].
     """
     drafters = [Drafts(ahead_of)] if ahead_of else []
     placement = Placement(CpuDevice(), torch.float32, attention)
@@ -118,7 +116,7 @@ def test_an_accepted_run_is_kept_up_to_the_texts_end():
 
 
 class LateNan(ToyModel):
-    """A model in which the token `broken` is normal up to the last layer, but has a NaN hidden state."""
+    """A model whose last hidden state is NaN for the token `broken`."""
 
     broken = None
 
@@ -230,7 +228,7 @@ SWITCHED = {
     wrong=st.lists(st.none() | st.integers(0, 6), min_size=1, max_size=40),
 )
 def test_the_number_of_drafts_may_change_with_every_step(counts, wrong):
-    """Proposal i has counts[i] drafts, of which the one at index wrong[i] is wrong (None: all are right)."""
+    """Proposal i has counts[i] drafts, and the draft at index wrong[i] is wrong (None: all are right)."""
     model = ToyModel()
     plain, slow = run(model, SWITCHED)
     asked = 0

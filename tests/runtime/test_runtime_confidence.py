@@ -1,4 +1,6 @@
-"""The weights of allowed tokens equal a softmax over them, with and without the C++ kernel."""
+"""Tests that the weights of allowed tokens equal a softmax over these tokens, with and without the C++
+kernel.
+"""
 
 from contextlib import nullcontext
 

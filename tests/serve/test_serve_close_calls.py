@@ -1,4 +1,4 @@
-"""With on_truncation "close", tool calls that the budget would cut are completed.
+"""Tests that on_truncation "close" completes tool calls that would exceed the token budget.
 
 Their arguments parse and match the tools' schemas, in both call formats and with any tool_choice.
 """

@@ -1,4 +1,4 @@
-"""Response formats are parsed outside the event loop on every path, since schemas may be large."""
+"""Tests that response formats, which may be large, are never parsed on the event loop's thread."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return a new schema."""
+    """Return a schema that no cache contains."""
     return {"type": "object", "properties": {f"thread {name}": {"const": 1}}, "additionalProperties": False}
 
 
@@ -76,7 +76,6 @@ def test_no_entry_of_the_async_engine_works_a_form_out_on_its_loop(threads: Any)
 
 
 def test_the_server_works_no_form_out_on_its_loop(threads: Any) -> None:
-    """The fake engine's treatment of grammars does not matter here."""
     with served() as server:
         server.chat(response_format=form("chat"))
         server.events(response_format=form("chat stream"))

@@ -1,4 +1,4 @@
-"""If a call has several prompts, an error names the prompt at fault by its number."""
+"""Tests that an error names the faulty prompt by its number if a call has several prompts."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Writes a tiny random SmolVLM2 in hub layout, and opens transformers' processor for it without videos, which
-would need torchvision.
+"""Writes a tiny random SmolVLM2 in hub layout, and opens transformers' processor for it. The processor
+handles images only, because videos need torchvision.
 """
 
 import json
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from mmengine.testing.contract import make_lively
 
-# Patches cover 30 pixels of a tile's side: 6 x 6 patches, which become 2 x 2 embeddings.
+# A tile has 34 x 34 pixels. 6 x 6 patches cover 30 x 30 pixels and become 2 x 2 embeddings.
 SIDE, PATCH, SCALE = 34, 5, 3
 TEMPLATE = (  # The template of published folders.
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"

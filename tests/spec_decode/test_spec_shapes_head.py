@@ -115,8 +115,8 @@ def test_the_engine_loads_the_trained_head(trained, served):
 
 
 def engine_passes(task, number, seed):
-    """Return an engine's answers with the head's drafts, and the number of passes that each took after the
-    first.
+    """Return an engine's answers with the head's drafts, and each answer's number of passes after the first
+    pass.
     """
     config = EngineConfig(
         spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1, draft_policy="all"
@@ -138,7 +138,6 @@ def engine_passes(task, number, seed):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_an_engine_takes_the_simulated_passes(trained, samples, task):
-    """The simulated number of passes equals the engine's for every answer."""
     answers, passes = engine_passes(task, 12, seed=7)
     assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
     simulated = [
@@ -157,9 +156,7 @@ def test_passes_are_counted_as_in_an_engine():
 
 
 def test_a_target_reads_the_same_alone_and_beside_others(target, samples):
-    """Padding of a batch changes nothing: the target's likeliest token after each token is the next token of
-    its answer.
-    """
+    """In a padded batch, the target's likeliest token after each token is the answer's next token."""
     for group in samples.values():
         for sample in group:
             after = target.logits(sample.aux_hidden_states[sample.num_prompt - 1 : -1, -1].float()[None])[0]

@@ -1,6 +1,5 @@
-"""Compares answers under mmengine_vllm.Scheduler and under vLLM's own AsyncScheduler, without a model. `make
-vllm` runs
-these tests with two versions of vLLM; vLLM's CPU build turns asynchronous scheduling off.
+"""Compares answers under mmengine_vllm.Scheduler and under vLLM's AsyncScheduler. No model is used, because
+vLLM's CPU build turns asynchronous scheduling off. `make vllm` runs these tests with two versions of vLLM.
 """
 
 import random
@@ -30,8 +29,8 @@ SETTINGS = {
 
 
 def run(cls, settings):
-    """Run requests, and schedule each step before the previous step is updated. Returns the requests, their
-    tokens, and the number of preemptions.
+    """Run requests; a step is scheduled before `update_from_output` gets the previous step's result. Return
+    the requests, their tokens, and the number of preemptions.
     """
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": MAX_LEN, "num_blocks": 40}
     config = engine_config(block_size=16, **limits, **settings)

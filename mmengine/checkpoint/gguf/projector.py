@@ -1,7 +1,7 @@
 """Reads a GGUF file with a vision projector: the vision tower and its merger, llama.cpp's "mmproj".
 
-A projector file does not name its text model, so the projector's sizes are compared with the text model's
-sizes. The file also lacks some image processor settings, which each subclass adds.
+A projector file does not name its text model, so only the sizes can show whether two files belong together.
+Subclasses add the image processor settings that the file lacks.
 """
 
 import re
@@ -17,7 +17,7 @@ from mmengine.checkpoint.gguf.frames import patch_entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entry
 
 PATCHES, POSITIONS = "v.patch_embd.weight", "v.position_embd.weight"
-MAX_SIZE = 2**17  # Maximum number of values of a patch or an embedding.
+MAX_SIZE = 2**17  # Maximum number of values in a patch or an embedding.
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 _STORED = re.compile(r"(?:v\.blk\.(\d+)\.(\w+)|([\w.]+))\.(weight|bias)")
 Json = dict[str, object]
@@ -27,8 +27,9 @@ Json = dict[str, object]
 class Projector(ABC):
     """An opened projector file. Each family is a subclass.
 
-    `kind`: the projector type in GGUF files. `layers`: transformers' name for the list of layers. `parts` and
-    `places`: GGUF name -> transformers name, in a layer and outside the layers, without .weight or .bias.
+    `kind`: the projector type in GGUF files. `layers`: transformers' name for the list of layers. `parts`:
+    GGUF name -> transformers name in a layer, without .weight or .bias. `places`: the same outside the
+    layers.
     """
 
     kind: ClassVar[str]
@@ -49,7 +50,7 @@ class Projector(ABC):
 
     @abstractmethod
     def limits_text(self) -> str:
-        """Return a text that names the projector, and the source of settings that its file lacks."""
+        """Return a text that names the projector and the source of its added settings."""
 
     def name_of(self, stored: str) -> str:
         """Return the transformers name for a projector's tensor. An unknown name stays unchanged."""
@@ -95,9 +96,7 @@ class Projector(ABC):
         return {}
 
     def check_tensors(self, *names: str) -> None:
-        """Raise ModelError if one of the tensors `names` is missing. Without names, these are the patch
-        embedding and the position embedding.
-        """
+        """Raise ModelError if a tensor in `names` (default: the patch and position embeddings) is missing."""
         for name in names or (PATCHES, POSITIONS):
             if name not in self.container.tensors:
                 self.container.fields.fail(f"tensor {name} is missing; download the projector again")
@@ -113,14 +112,14 @@ class Projector(ABC):
         return found
 
     def part_of_layer(self, part: str) -> str:
-        """Return the correct name for the part of a layer that the file calls `part`. Old converters swapped
-        the names of an MLP's two matrices.
+        """Return `part`, the GGUF name of a tensor in a layer, corrected for old files: old converters
+        swapped ffn_up and ffn_down.
         """
         return _SWAPPED.get(part, part) if self._swaps() else part
 
     def intermediate_size(self, hidden: int) -> int:
-        """Return the MLP's intermediate size from the metadata. If the metadata state 0, as in old files, the
-        size comes from the shape of an MLP matrix.
+        """Return the MLP's intermediate size from the metadata. Old files state 0; then the shape of an MLP
+        matrix decides.
         """
         size = self.fields().integer("feed_forward_length", 0, MAX_SIZE, 0)
         shape = self.container.tensors.get("v.blk.0.ffn_up.weight")

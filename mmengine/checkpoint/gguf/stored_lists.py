@@ -15,7 +15,7 @@ def rope_sections(fields: Fields) -> list[int]:
 
 
 def layer_flags(fields: Fields, name: str, num_layers: int) -> list[bool]:
-    """Return each layer's truth value in the array `name`, which may hold integers. Raises ModelError."""
+    """Return the array `name` as booleans, one per layer. The file may store integers. Raises ModelError."""
     stored = fields.values.get(name)
     if not isinstance(stored, StoredArray) or stored.count < num_layers:
         fields.fail(f"{fields.prefix}{name} is {stored!r:.60}; {num_layers} truth values are required")

@@ -9,11 +9,11 @@ from mmengine.request import MediaItem, num_before
 
 
 class Shortage(NamedTuple):
-    """The reason why a media item does not fit into a step: the item needs `needed`, but only `free` is left.
+    """The reason why a media item does not fit into a step.
 
-    `what` names the limit: "encoder budget" or "encoder cache" (counted in embeddings), "encoder work"
-    (counted in the units of encoder_cache/work.py), or "encoder pieces" if the item needs more units than one
-    step may do.
+    `what`: the limit that was reached: "encoder budget" or "encoder cache" (in embeddings), "encoder work"
+    (in the units of encoder_cache/work.py), or "encoder pieces" for an item that needs several steps.
+    `needed`: the item's size. `free`: the remaining size.
     """
 
     what: str
@@ -24,8 +24,8 @@ class Shortage(NamedTuple):
 class EncoderDraft:
     """The encoder work that one decision adds to a step.
 
-    Items are added in order while they fit the encoder's budget and cache. Planned evictions count as done. A
-    subclass may override `would_split`, `cut_before` and `left_behind`.
+    Items are added in order while they fit the encoder's budget and cache. Outputs to evict take no space in
+    the cache. A subclass may override `would_split`, `cut_before` and `left_behind`.
     """
 
     def __init__(self, view: View):
@@ -43,8 +43,9 @@ class EncoderDraft:
         self.large: tuple[RequestView, int] | None = None  # the first refused item that needs several steps
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
-        """Cut the chunk [start, start + length) before the first item that does not fit. Items that fit are
-        added to the draft. Returns the chunk's new length."""
+        """Cut the chunk [start, start + length) before the first item that does not fit, and return the new
+        length. Items that fit are added to the draft.
+        """
         if not length:
             return 0
         media, end = req_state.request.media, start + length + self._ahead
@@ -64,8 +65,9 @@ class EncoderDraft:
     # Rules that a subclass may override
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
-        """Return whether the chunk must end before `item`, in an engine without `split_media`. `end`: the end
-        of the chunk, plus the tokens that a drafter reads ahead."""
+        """Return whether the chunk must end before `item`, if media must not be split. `end`: the chunk's
+        end, plus the tokens that a drafter reads ahead.
+        """
         return start + self._ahead < item.start and end < item.end
 
     def cut_before(self, distance: int) -> int:
@@ -73,14 +75,14 @@ class EncoderDraft:
         chunk's start to the item.
 
         A drafter reads one token ahead, so the chunk ends one token earlier. A chunk with one token is not
-        shortened, and the drafter works without the next token. An empty chunk could make the row wait
-        forever for the item.
+        shortened, because a row with an empty chunk could wait forever. The drafter then lacks the next
+        token.
         """
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED if the encoder cache must change although the chunk does not run, else None. By this
-        engine's rules the cache never changes then. `given_up`: whether the request was examined and cannot
+        """Return the EVICTED event if the encoder cache must change although the chunk does not run, else
+        None. Only vLLM's rules require such a change. `given_up`: whether the request was examined and cannot
         run in this step.
         """
         return None

@@ -24,8 +24,8 @@ def fill(state: State, body: Body) -> None:
 
 
 def fill_around(state: State, body: Body, requests: list[RequestState], waiting: list[RequestState]) -> None:
-    """Fill a new state with its live requests, its waiting queue, and the other values in a body. The state's
-    grammar slots must be restored already.
+    """Fill a new state with these live requests, this waiting queue, and the other values in a body. The
+    state's grammar slots must be restored already.
     """
     for name in PLAIN:
         setattr(state, name, body.plain[name])
@@ -75,8 +75,7 @@ def _fill_queue(state: State, body: Body, waiting: list[RequestState]) -> None:
             state.tenants.restore_row(req_state)
     state.waiting.extend(waiting)
     state.tenants.restore_waiting(waiting)
-    # In snapshots of builds without tenants, `scan_from` has the number of passed requests in the single
-    # queue.
+    # Old snapshots without tenants have one queue. `scan_from` is how many requests the step passed over.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 
@@ -107,7 +106,7 @@ def _fill_adapters(state: State, saved: Adapters | None) -> None:
 
 def request_state_of(state: State, saved: Known, request: Request | None = None) -> RequestState:
     """Return the live request that `saved` describes. The state's grammar slots must be restored already.
-    `request`: the request if it is known; `saved.queued` is then ignored.
+    `request`: if given, `saved.queued` is ignored.
     """
     if request is None:
         request = request_of(state.grammar_slots.whole(saved.queued))

@@ -11,8 +11,8 @@ from mmengine.request import Request
 
 
 class Part(NamedTuple):
-    """A part of a media item that is encoded over several steps: the work from `start` to `until`, in the
-    units of encoder_cache/work.py. `item`: the item's index in the request's media.
+    """A step's work on a media item that is encoded over several steps, from `start` to `until` in the units
+    of encoder_cache/work.py. `item`: the item's index in the request's media.
     """
 
     request_id: str
@@ -23,24 +23,23 @@ class Part(NamedTuple):
 
 
 def work_done(part: Part | None, key: bytes) -> int:
-    """Return how much work on the item with this key is done. `part`: the part that was scheduled last, for
-    any item, or None.
+    """Return how much encoder work is done for the item with this key. `part`: the last scheduled part of any
+    item, or None.
     """
     return part.until if part is not None and part.key == key else 0
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A dispatched step, with the values that are needed to apply its result or its failure.
+    """A dispatched step, with the values for applying its result or its failure.
 
-    If a row is in several steps in flight, the state's columns describe the row after the step that was
-    dispatched last.
+    The state's columns describe each row after the last dispatched step.
     """
 
     step: int
     rows: np.ndarray  # intp, in scheduling order
     sampled: np.ndarray  # intp, the rows that sample tokens
-    # int32, number of computed tokens of `rows` after the step; None: as in the state's columns
+    # int32, computed tokens for each of `rows` after the step; None: as in the state's columns
     num_computed: np.ndarray | None
     num_tokens: int  # number of tokens that the step computes for all rows
     filled: list[np.ndarray] = field(default_factory=list)  # blocks whose content is complete after the step
@@ -48,9 +47,9 @@ class Flight:
     gone: list[bytes] = field(default_factory=list)  # encoder keys that the executor must drop
     swapped: list[RequestState] = field(default_factory=list)  # requests whose KV the step copies to the host
     draft_level: int = NO_DRAFTERS  # the highest drafter number that may draft after the step
-    # int32, number of drafts that each sampled row verifies, by vLLM's asynchronous rules; else None
+    # int32, number of drafts to verify per sampled row; set only by vLLM's asynchronous rules
     num_drafts: np.ndarray | None = None
-    part_of: str = ""  # the request for whose item the step computes a part, or ""
+    part_of: str = ""  # id of the request with a media item that the step encodes in part, or ""
     kept: list[np.ndarray] = field(default_factory=list)  # kept states, as in `step_kept`
-    # int32, number of tokens that the step computes for each of `rows`, by vLLM's rules for block groups
+    # int32, number of tokens to compute for each of `rows`; set only by vLLM's rules for block groups
     num_scheduled: np.ndarray | None = None

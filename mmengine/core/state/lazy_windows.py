@@ -1,9 +1,9 @@
-"""KV blocks of several block groups by vLLM's rules.
+"""Allocates and finds the KV blocks of several block groups by vLLM's rules.
 
-A row frees the blocks before its windows when its next chunk is scheduled, before the row gets new blocks.
-Tokens of steps in flight do not count as computed then. A block of a group with a window is found by a hash
-over all tokens up to the block's end, even if no block of the first group has this content. Blocks with equal
-contents are all found, the block that was recorded first before the others.
+When a row's next chunk is scheduled, the row first frees the blocks before its windows, then gets new blocks.
+Tokens in flight do not count as computed for this purpose. A window group's block is found by a hash over all
+tokens up to the block's end, even without a block in the first group. If several blocks have the hash, the
+block that was recorded first is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _DIGEST_BYTES = 7  # A digest times the number of groups must fit into 64 bits.
 
 
 def chain_digests(parent: int, tokens: np.ndarray, extras: Mapping[int, bytes]) -> list[int]:
-    """Return a digest for each block in a sequence of blocks. A digest depends on all earlier blocks.
+    """Return a digest for each block in a sequence. A digest also depends on all earlier blocks.
 
     `parent`: the digest of the block before the first one, or 0. `tokens`: each block's tokens, int32
     [n, width]. `extras`: index into `tokens` -> extra digest.
@@ -39,7 +39,7 @@ class LazyWindowIndex(WindowIndex):
 
     def __init__(self, num_blocks: int, num_groups: int):
         super().__init__(num_blocks, num_groups)
-        self._blocks_of: dict[int, dict[int, None]] = {}  # key -> blocks, the first recorded block first
+        self._blocks_of: dict[int, dict[int, None]] = {}  # key -> blocks in recorded order
 
     def find(self, contents: np.ndarray) -> np.ndarray:
         keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
@@ -91,7 +91,7 @@ class Rows(Protocol):
 
 
 def settled_tokens(state: Rows, rows: ReadOnlyArray) -> np.ndarray:
-    """Return how many tokens of each row are computed, without the tokens of steps in flight."""
+    """Return each row's number of computed tokens, without steps in flight."""
     computed = np.asarray(state.num_computed[rows])
     if not state.flights:
         return computed

@@ -8,12 +8,12 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
-NO_ROW = -1  # value of `row`: the request has no row, because it waits
-NEVER_RAN = -1  # value of `num_cached` and `admitted_step`: the request never had a row
-# Values of `store`. SETTLED: the request does not wait for a block store. ASKED: it waits for OFFERED.
-# FETCHING: it waits for blocks that are being fetched.
+NO_ROW = -1  # value of `row` while the request waits
+NEVER_RAN = -1  # value of `num_cached` and `admitted_step` before the first admission
+# Values of `store`. SETTLED: the request does not wait for a block store. ASKED: the request waits for the
+# store's event OFFERED. FETCHING: the request waits for blocks.
 SETTLED, ASKED, FETCHING = 0, 1, 2
-DEADLINE = "deadline"  # the reason of LOST if the store did not reply in time
+DEADLINE = "deadline"  # reason in the event LOST if the block store did not reply in time
 NO_BLOCKS = np.zeros(0, np.int32)
 
 
@@ -25,18 +25,18 @@ class RequestState:
 
     request: Request
     arrival: int
-    tokens: np.ndarray  # int32, the known tokens at arrival, or when the request last lost its row
+    tokens: np.ndarray  # int32, all tokens at the request's arrival or last preemption
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # number of its last preemption among the preemptions of all requests, from 1
+    preempted: int = 0  # position of its last preemption among all requests' preemptions, from 1
     num_cached: int = NEVER_RAN  # number of prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks with swapped KV
     num_swapped: int = 0  # number of tokens whose KV is in `host_blocks`
-    admitted_step: int = NEVER_RAN  # number of the step that admitted the request last
-    idle_preemptions: int = 0  # number of consecutive preemptions without a token between them
-    # Number of failed steps with only this request; 1 if it failed only together with other requests.
+    admitted_step: int = NEVER_RAN  # number of the step that last admitted the request
+    idle_preemptions: int = 0  # number of preemptions since the request last got a token
+    # Number of failed steps that had only this request. 1 if only steps with several requests failed.
     failures: int = 0
     # After a failed step, the request may only join steps with at most this many rows; 0: no limit.
     isolation_rows: int = 0
@@ -44,7 +44,7 @@ class RequestState:
     detail: str = ""  # what ended the text, or the error
     # Indices of the media items whose encoder outputs the request references.
     held_media: set[int] = field(default_factory=set)
-    media_work: tuple[int, ...] = ()  # encoder work of each item; () if a step has no limit for this work
+    media_work: tuple[int, ...] = ()  # encoder work of each item; () without a limit on a step's encoder work
     has_large: bool = False  # whether an item needs more work than one step may do
     store: int = SETTLED
     num_offered: int = 0  # number of blocks of the request's prefix that a block store offers
@@ -57,8 +57,8 @@ class RequestState:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Return whether a block store could help the request. The request must have a full block before its
-        last token. A request that still needs prompt logprobs computes its whole prompt.
+        """Return whether blocks from a store could help. The request needs a full block before its last
+        token. For prompt logprobs the whole prompt is computed.
         """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored

@@ -1,8 +1,8 @@
 """The text decoder in torch, for a ragged batch: t concatenated tokens from several rows.
 
-Only attention and delta nets mix tokens. They get the rows' boundaries from the attention port and from the
-states. With small models, a decode step spends most of its time on launching operations. Therefore q, k and v
-are one matmul, gate and up are another, and the norms and the rotation process q and k together.
+Only attention and delta nets mix tokens; the attention port and the states know the rows' boundaries. A small
+model's decode step spends most of its time on launching operations. Therefore q, k and v are one matmul, gate
+and up are another, and the norms and the rotation process q and k together.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and LM head. The decoder keeps no state between calls. With a `shard`,
-    the decoder is this rank's part, `config` has the part's sizes, and only rank 0 has the LM head. Without
-    `has_vocabulary` the decoder has neither embedding nor LM head.
+    """Embedding, layers, final norm and LM head. Keeps no state between calls. With a `shard`, `config` has
+    the sizes of this rank's shard, and only rank 0 has the LM head. With `has_vocabulary` false there is
+    neither embedding nor LM head.
     """
 
     batch_invariant = False  # torch selects the matmul algorithm by the number of rows.
@@ -90,9 +90,7 @@ class TextDecoder:
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """Return a copy of this decoder whose linear layers add the adapters' products for the rows in one
-        step.
-        """
+        """Return a copy for one step, whose linear layers add the adapters' products for their tokens."""
         own = []
         for adapter, rows in adapters:
             assert isinstance(adapter.text, list), "an adapter that another decoder made"
@@ -132,8 +130,8 @@ class TextDecoder:
         """Compute all layers and return the normed hidden states [t, hidden].
 
         `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
-        [3, t]. The attention port gets q, k and v as views into shared tensors, which are not contiguous.
-        Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
+        [3, t]. The attention port gets q, k and v as views that are not contiguous. Fills
+        `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
         """
         if adapters:
             own = self._adapted(adapters)
@@ -180,9 +178,7 @@ class TextDecoder:
 
 
 def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> TorchLayer:
-    """Return the layer with additions to its linear layers. `added` has an entry for each layer in
-    DECODER_LINEARS.
-    """
+    """Return the layer with additions to its linear layers. `added`: in the order of DECODER_LINEARS."""
     qkv, out, gate_up, down = added
     after = layer.feed_forward
     if isinstance(after, Dense):
@@ -202,5 +198,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """Return x unchanged. On a single rank, this function replaces the sum over ranks."""
+    """Return x, which is the sum over ranks if there is only one rank."""
     return x

@@ -1,5 +1,5 @@
-"""Adds LoRA adapters' products to linear layers in torch, on CPUs without compiled kernels and on GPUs. This
-module has not been run on a GPU yet.
+"""Adds LoRA adapters' products to linear layers in torch, on GPUs and on CPUs without compiled kernels. Not
+yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class AddedRows(NamedTuple):
-    """Additions to a linear layer's output for some tokens in a step."""
+    """Products to add to a linear layer's output, for the tokens with the indices `rows` in a step."""
 
     rows: Tensor  # int64 [n]
     parts: tuple[LoraPart, ...]
 
 
 def add_parts(x: Tensor, y: Tensor, parts: Sequence[LoraPart]) -> None:
-    """Add each part's scaled product with x [m, k] to y [m, n], in place."""
+    """Add scale * x Aᵀ Bᵀ for each part to y [m, n] in place. `x`: [m, k]."""
     for a, b, offset, scale in parts:
         y[:, offset : offset + len(b)] += (x @ a.t() @ b.t()) * scale
 
 
 def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
-    """Return a linear layer that adds each entry's parts to its rows in the output of `linear`."""
+    """Return a linear layer that runs `linear` and adds the products in `added` to their rows."""
     if not added:
         return linear
 

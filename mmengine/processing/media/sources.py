@@ -29,8 +29,8 @@ _BASE64_HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image or video in a prompt. `source`: None for a placeholder whose data is passed as a separate
-    argument. `where`: the item's name in errors.
+    """An image or video in a prompt. `source`: None for a placeholder; the caller then passes the data
+    separately. `where`: the item's name in errors.
     """
 
     modality: str
@@ -89,18 +89,18 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
 
 
 def is_base64_image(value: str) -> bool:
-    """Whether a string begins like a base64 image."""
+    """Return whether a string begins like a base64 image."""
     return len(value) >= MIN_BASE64_CHARS and value.startswith(_BASE64_HEADS)
 
 
 def _is_file(value: str, access: Access) -> bool:
-    """Whether a string is the name of an existing file that may be read."""
+    """Return whether a string names an existing file that may be read."""
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
     return is_name and ((access.base_folder or Path()) / value).is_file()
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
-    # Base64 text is a third longer than the bytes, and line breaks add a little.
+    # Base64 text is 4/3 as long as the bytes, without line breaks.
     return _decode(data_urls.decode_base64, text, max_bytes * 3 // 2, max_bytes, where)
 
 
@@ -122,7 +122,7 @@ def _decode(decode: Callable[[str], bytes], text: str, longest: int, max_bytes: 
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:
-    """Return the encoded bytes or the file that contains them, or None for pixels that the caller decoded."""
+    """Return the encoded bytes, or their file, or None for an image that the caller has decoded."""
     if not is_source(value):
         return None
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not data_urls.is_data_url(value)):

@@ -10,18 +10,18 @@ from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, EncodedM
 from mmengine.processing.workers.attempt import Attempt, current_attempt
 from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 
-_POLL_S = 0.05  # Seconds between two checks whether a waiting request was given up.
+_POLL_S = 0.05  # Seconds between checks whether a waiting request was given up.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Shortest and longest pause after a failed start, in seconds.
-NO_LIMIT_S = 10**6  # A wait of this length stands for no limit.
+NO_LIMIT_S = 10**6  # Stands for no limit.
 
 
 class Decoders:
     """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
-    wait. Only a call whose attempt has `waits` False may start an additional process.
+    wait. Only a call whose attempt has `waits` false does not wait and may start another process.
 
-    Processes start on demand. An item that crashes its process, takes longer than `limit_s` (0: no limit), or
-    exceeds its request's deadline harms no other item. If processes fail to start, the pauses between
-    attempts grow, and items are refused with QueueFull during these pauses.
+    Processes start on demand. An item fails without effect on other items if its process crashes, or if
+    decoding exceeds `limit_s` (0: no limit) or the request's deadline. After a failed start, no process is
+    started during a growing pause. Items that need a new process then raise QueueFull.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
@@ -119,7 +119,7 @@ class Decoders:
         return ()
 
     def close(self) -> None:
-        """End the idle processes now, and the busy processes after their current items."""
+        """End idle processes now, and busy processes after their current items."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []

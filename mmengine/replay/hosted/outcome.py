@@ -1,5 +1,5 @@
-"""A scheduling call's outcome: the rows, blocks and encoder work that the model runner gets. Two calls with
-equal outcomes may have made their decisions in different orders.
+"""A scheduling call's outcome: the rows, blocks and encoder work for the model runner. Calls with equal
+outcomes may have made their decisions in different orders.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,14 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """A scheduling call's outcome. Each list except `evicted` keeps the order of its own decisions; the order
-    between the lists is not known. Requests are named by their ids.
+    """A scheduling call's outcome. Each list except `evicted` keeps the order of its own decisions. Requests
+    are named by their ids.
 
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
     `computed`: the tokens of an admitted request that are prefix cache hits. `evicted`: the keys of encoder
-    outputs. The keys are sorted, because their order is not always known: vLLM does not report it if an
-    output is evicted and encoded again in one call.
+    outputs, sorted, because vLLM does not always report their order.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -46,17 +45,16 @@ class Difference(NamedTuple):
     derived: object
 
 
-# Fields in the order in which differences are reported. A difference in a field can cause differences in
-# later fields, but not in earlier fields.
+# Fields in the order in which differences are reported. A difference can cause others only in later fields.
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 
 def first_difference(logged: Outcome, derived: Outcome, *, is_fcfs: bool) -> Difference | None:
-    """Return the first field that differs, or None. For a long value, only the part that differs is returned.
+    """Return the first field that differs, or None. Lists are returned from their first difference on, and
+    dicts without equal items.
 
-    `is_fcfs`: whether the scheduling policy is fcfs. Under fcfs, preempted requests return to the waiting
-    queue in a known order, so their order is compared. Under other policies the host does not report the
-    order, so both lists are sorted first.
+    `is_fcfs`: whether the scheduling policy is fcfs. The order of preempted requests is compared only under
+    fcfs, because the host does not report their order under other policies.
     """
     for name in _FIELDS:
         theirs, ours = getattr(logged, name), getattr(derived, name)
@@ -84,8 +82,7 @@ class RecordedRows:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._names: dict[int, str] = {}
-        # The rows of the previous call. If `rows` is None in SCHEDULED, the call has the previous call's
-        # rows.
+        # The previous call's rows. SCHEDULED with `rows` None repeats them.
         self._last: list[int] = []
 
     def outcome(self, events: Iterable[ev.Event]) -> Outcome:
@@ -109,9 +106,7 @@ class RecordedRows:
         return found
 
     def names_of(self, rows: bytes) -> list[str]:
-        """Return the requests in these rows. `rows`: int32 bytes. For a row without a request, the result
-        contains a text that says so.
-        """
+        """Return the requests in these rows, or a text for a row without a request. `rows`: int32 bytes."""
         return [self._name(row) for row in _ints(rows)]
 
     def _scheduled(self, event: ev.Scheduled, found: Outcome) -> list[int]:
@@ -147,8 +142,8 @@ class RecordedRows:
 
 
 class DerivedOutcome:
-    """Collects the outcome of a call from the decisions that `decide` makes on `state`. Must be created
-    before the call's first decision.
+    """Collects the outcome of a scheduling call from its decisions on `state`. Must be created before the
+    first decision.
     """
 
     def __init__(self, state: State):
@@ -189,7 +184,7 @@ class DerivedOutcome:
         return found
 
     def _table(self, row: int, num_hits: int) -> list[int]:
-        """Return an admitted row's blocks in ADMITTED's order: the prefix hits of each group, then the other
+        """Return an admitted row's blocks in ADMITTED's order: each group's prefix hits, then the other
         blocks.
         """
         state, hits = self._state, self._state.block_table[row, :num_hits].tolist()
@@ -198,7 +193,7 @@ class DerivedOutcome:
         return hits + self._blocks_from(row, num_hits)
 
     def _blocks_from(self, row: int, first: int) -> list[int]:
-        """Return a row's blocks from the number `first` on, one block of each group for each number."""
+        """Return a row's blocks from block number `first` on. Each number has one block per group."""
         state, numbers = self._state, slice(first, int(self._state.num_blocks[row]))
         tables = [state.block_table[row, numbers]]
         tables += [table[row, numbers] for table in state.windows.tables]

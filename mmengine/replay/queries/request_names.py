@@ -1,4 +1,4 @@
-"""Finds the requests in a log that belong to an id which a client knows."""
+"""Finds requests in a log by an id that a client knows."""
 
 import re
 from collections.abc import Iterable
@@ -14,16 +14,16 @@ from mmengine.replay.queries.envelopes import OWNER, client_ids
 
 MAX_NEAR = 5  # Maximum number of similar ids in an error message.
 MAX_COMPARED = 100_000  # Maximum number of ids that are compared with an unknown id.
-_PART = re.compile(r"(-\d+)?(/\d+)?")  # The index of a prompt in a call, and of a choice among `n`.
+_PART = re.compile(r"(-\d+)?(/\d+)?")  # The index of a prompt in a call, and the index of a choice.
 _PREFIXES = (
     *("chatcmpl-", "cmpl-", "resp_", "msg_"),
-    *("rs_", "fc_", "ctc_"),  # Prefixes of the items of a response.
+    *("rs_", "fc_", "ctc_"),  # Items in a response.
     *("embd-", "pool-", "rerank-", "score-"),
 )
 _ITEM = re.compile(r"_\d+$")  # The index of an item in a response.
 _CALL = re.compile(r"(call|toolu)_([0-9a-f]{24})")  # The id of a tool call.
 _CHOICE = re.compile(r"(.*)/(\d{1,9})", re.DOTALL)
-MAX_CALLS = 64  # Maximum number of calls per answer that are compared with a tool call's id.
+MAX_CALLS = 64  # Maximum number of tool calls per answer that are compared with an id.
 
 
 def matching_ids(names: Iterable[str], given: str) -> list[str]:
@@ -86,14 +86,12 @@ def no_request(folder: Path, names: list[str], given: str) -> LogError:
 
 
 def _meant(given: str) -> list[str]:
-    """Return the ids to which `given` may refer, as they are in the log, but without the hash of the API
-    key.
-    """
+    """Return the log's ids to which `given` may refer, without the hash of the API key."""
     found = [given]
     for prefix in _PREFIXES:
         if given.startswith(prefix):
             rest = given.removeprefix(prefix)
-            # The id of a response's item ends with the index of the item.
+            # An item's id ends with its index in the response.
             found += [rest, _ITEM.sub("", rest)]
     if given.startswith("batch_req_"):
         found.append(f"batch_{given.removeprefix('batch_req_')}")

@@ -70,9 +70,7 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
 
 
 def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.ndarray, start: int) -> Rules:
-    """Check the prefix hits: their number, their contents, and the number of tokens that count as
-    computed.
-    """
+    """Check the number and the contents of the prefix hits, and the number of computed tokens."""
     size, name = state.block_size, event.request_id
     if not state.constants.knows_contents:
         return
@@ -87,7 +85,7 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     if start > most:
         text = f"request {name!r:.80} starts with {start} computed tokens, but its prefix hits hold {most}"
         yield BrokenRule("hits", text, start, most)
-    # A request with a `group` shares the earlier request's blocks, whether or not these blocks are cached.
+    # A request with a `group` shares blocks with an earlier request; these blocks need not be cached.
     if req_state.request.group or not len(cached):
         return
     known = min(len(cached), (len(req_state.tokens) + size - state.content_width) // size)
@@ -102,7 +100,7 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
 
 
 def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int) -> str | None:
-    """Return a text that says why the blocks do not form a table for each block group, or None if they do."""
+    """Return why the blocks do not form a table for each block group, or None if they do."""
     size, groups = state.block_size, state.num_groups
     is_whole = not start % size or not state.constants.knows_contents
     if not 0 <= start < state.block_table.shape[1] * size or not is_whole:
@@ -118,8 +116,8 @@ def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int)
 
 
 def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: int) -> Rules:
-    """Check that the contents of the prefix hits in groups with a window equal those of the hits in the first
-    group. `start`: the number of tokens in the first group's hits.
+    """Check that prefix hits in window groups have the same contents as the first group's hits. `start`: the
+    number of tokens in the first group's hits.
     """
     if not state.constants.knows_contents:
         return

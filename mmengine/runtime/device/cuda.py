@@ -15,9 +15,9 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 GIB = 2**30
-WARM_UPS = 2  # number of runs before a capture, in which libraries compile kernels and create workspaces
-# Maximum size of running copies from the device to the host. If the copies exceed this size, the computation
-# waits for the oldest copy.
+WARM_UPS = 2  # runs before a capture, in which libraries compile kernels and create workspaces
+# Maximum bytes in unfinished copies to the host. Beyond this limit, the computation waits for the oldest
+# copy.
 MOST_STAGED = 512 * 2**20
 
 
@@ -93,7 +93,7 @@ class CudaDevice:
         return CudaDevice(rank)
 
     def current(self) -> AbstractContextManager[object]:
-        """See Device. Without an index, or if no GPU has this index, the context changes nothing."""
+        """See Device. Does nothing without an index, or if no GPU has this index."""
         if self._index is None or self._index >= torch.cuda.device_count():
             return nullcontext()
         return torch.cuda.device(self._index)
@@ -143,12 +143,12 @@ class CudaDevice:
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return an NCCL group, which connects the ranks."""
         self.set_current()
-        # Graph registration is off by default, because ranks would exchange buffer addresses during a
-        # capture. If the capture failed on one rank, the other ranks would wait for this rank.
+        # With graph registration, ranks exchange buffer addresses during a capture. If one rank's capture
+        # failed, the other ranks would wait forever.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
-        # After this timeout torch ends the process. Rank 0 notices a failure after half of the timeout, so
-        # that it can still report the reason (parallel/leader.py).
+        # torch ends the process after this timeout. Rank 0 notices a failure in half the time and can still
+        # report the reason (parallel/leader.py).
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
@@ -157,7 +157,7 @@ class CudaDevice:
 
 
 class CudaCopyStream:
-    """A CopyStream on a separate CUDA stream. It keeps staged tensors until they were copied."""
+    """A CopyStream on a separate CUDA stream. Keeps staged tensors until their copies are complete."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
@@ -170,7 +170,7 @@ class CudaCopyStream:
             copies()
         self._staged.append((self._side.record_event(), staged))
         while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
-            # After this wait, later work on the usual stream may reuse the memory of the staged tensor.
+            # After this wait, later work on the usual stream may reuse the staged tensor's memory.
             usual.wait_event(self._staged.popleft()[0])
             if not self._staged:
                 return
@@ -197,7 +197,7 @@ class CudaMeter:
 
 
 class CudaRecorder:
-    """A Recorder that captures CUDA graphs. The graphs share a memory pool, so only one may run at a time."""
+    """A Recorder that captures CUDA graphs. The graphs share a memory pool and must not run concurrently."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -222,8 +222,8 @@ class CudaRecorder:
             with torch.cuda.stream(usual), capture:
                 compute()
         except BaseException:
-            # After a failed capture, torch's allocator still assigns the pool to the graph, and refuses the
-            # pool to other captures. Therefore the graph is kept, and the next capture gets a new pool.
+            # torch's allocator never releases the pool of a failed capture for another capture. Therefore the
+            # graph is kept, and the next capture gets a new pool.
             self._broken.append(graph)
             self._pool = None
             raise

@@ -1,7 +1,7 @@
-"""Rebuilds an engine's state in another process, only from the engine's log.
+"""Rebuilds an engine's state in another process from the engine's log.
 
-Each rank in a sharded model applies the same records as rank 0, and derives each step's plan from its
-own state. Therefore plans need not be sent.
+Each rank in a sharded model applies the same records as rank 0 and derives each step's plan, so rank 0 sends
+no plans.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,7 +16,7 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """A copy of an engine's state, to which the records in the engine's log are applied.
+    """A copy of an engine's state that follows the engine's log.
 
     `state`: the initial state, which the mirror changes in place.
     """
@@ -26,10 +26,10 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply complete frames from the log. Returns the plan for the step that they decide, or None.
+        """Apply complete frames from the log, and return the plan for the step that they decide, or None.
 
         The frames must decide at most one step. Raises CorruptLog for bytes that are not frames, and Diverged
-        if a digest in the log shows that this state differs from rank 0's state.
+        if this state differs from a digest in the log.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None

@@ -1,11 +1,9 @@
-"""Applies grammars lazily on a CPU: tokens are sampled without a mask, and a mask is computed only for a row
-whose sampled token the grammar refuses.
+"""Applies grammars lazily on a CPU: tokens are sampled without a mask. A mask is computed only if a row's
+grammar refuses the sampled token.
 
-If the best token is allowed, it is also the best allowed token. The rule also holds with noise, penalties and
-biases, because they change each token's logit independently. The rule does not hold with top-k, top-p, min-p
-and typical-p, which compare tokens with each other. A token's confidence also depends on all allowed tokens.
-In these cases, and on devices on which reading sampled tokens means waiting, masks are computed before
-sampling.
+If the best token is allowed, it is also the best allowed token, even with noise, penalties and biases. But
+top-k, top-p, min-p, typical-p and confidences depend on all allowed tokens. With these options masks are
+computed before sampling, and also on GPUs, where reading sampled tokens would wait for the device.
 """
 
 from collections.abc import Sequence
@@ -24,10 +22,10 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL | CONFIDENCE
 
 
 class LazyMaskResult(NamedTuple):
-    """The rows whose text is complete or failed, by index among the sampling rows.
+    """Rows whose text is complete or failed. A row is an index among the sampling rows.
 
-    `complete`: row -> number of tokens until its grammar was complete. `errors`: row -> reason, for rows that
-    get no token.
+    `complete`: row -> number of tokens up to the grammar's end. `errors`: row -> reason why the row gets no
+    token.
     """
 
     complete: dict[int, int]
@@ -47,13 +45,14 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the grammars for the rows `continuing` (ascending indices among the sampling rows).
+    """Advance the grammars for the rows `continuing` (ascending indices among the sampling rows), and correct
+    refused tokens.
 
     A grammar consumes the row's sampled tokens up to and including the first token that differs from its
     draft. If the grammar refuses a token, an allowed token is sampled and replaces the refused token in
     `chosen`.
     """
-    if not continuing:  # always so on a GPU, where reading the choice would wait for the device
+    if not continuing:  # always on a GPU, where reading tokens would wait for the device
         return LazyMaskResult({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
     refused = [row for row in continuing if not walk.go(row)]
@@ -102,8 +101,7 @@ class _Walk:
     def _run_at(self, position: int) -> list[int]:
         """Return a row's sampled tokens from `position` on.
 
-        The tokens end after the first token that differs from its draft, and before any position whose logits
-        are not finite.
+        Ends after the first token that differs from its draft, and before a position without finite logits.
         """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):

@@ -7,11 +7,11 @@ import torch
 def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's largest logit [r], and its token, int64 [r].
 
-    Of several tokens with the largest logit, the lowest id is returned. NaN counts as the largest logit.
+    NaN counts as the largest logit.
     """
     if logits.device.type != "cpu":
         return logits.max(dim=-1)
-    values = logits.numpy()  # the argmax of numpy is several times as fast
+    values = logits.numpy()  # numpy's argmax is several times as fast as torch's
     token_ids = values.argmax(axis=-1)
     return torch.from_numpy(values[np.arange(len(values)), token_ids]), torch.from_numpy(token_ids)
 
@@ -19,8 +19,8 @@ def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's `most` largest values and their tokens, both [r, most], in descending order.
 
-    `logprobs`: float32 [r, vocab_size]. Of equal values, the lowest token id comes first. (In `torch.topk`
-    the order of equal values depends on `most` and on the row count.)
+    `logprobs`: float32 [r, vocab_size]. Equal values are ordered by token id; in `torch.topk` their order
+    depends on `most` and on the row count.
     """
     if logprobs.device.type == "cpu":  # on a CPU, a check for equal values is cheap
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)

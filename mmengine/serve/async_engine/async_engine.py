@@ -55,9 +55,9 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     """An engine that runs on its own thread. The constructor loads the model and takes `Engine`'s arguments.
 
     `media_workers` threads decode and resize media. Other threads check response formats and tokenize prompts
-    without media. A request's response format is checked before its media are decoded. A request's deadline
-    counts from the call to `stream`, and its preparation must end within `prepare_timeout_s`. At most
-    `max_waiting + max_num_seqs` requests are open at once. A further request raises QueueFull.
+    without media. A request's deadline counts from the call to `stream`, and its preparation must end within
+    `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at once. A further request
+    raises QueueFull.
 
     A step that makes no progress for `step_timeout_s` counts as hung. With a `log`, a new engine then resumes
     the log on a new thread, and the streams continue. Without a log the streams end with an error.

@@ -79,12 +79,12 @@ class OpenRequests:
             self.end(channel, engine_failed(error))
 
     def forget(self, channel: Channel) -> None:
-        """Remove the request, which makes room for another request."""
+        """Remove the request, which no longer counts towards `limit`."""
         with self._lock:
             self._channels.discard(channel)
 
     def end(self, channel: Channel, error: MMEngineError | None) -> None:
-        """Remove the request and end its stream, with `error` if one is given."""
+        """Remove the request and end its stream, with `error` if given."""
         self.forget(channel)
         try:
             channel.loop.call_soon_threadsafe(channel.end, error)

@@ -21,13 +21,13 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs
 
 AGAIN = "the engine hung before it queued the request: send the request again"
-_SYNC_LIMIT_S = 10.0  # maximum time that `settled` waits for a step, because the engine may have ended
+_SYNC_LIMIT_S = 10.0  # maximum time that `settled` waits for a step; the engine may have ended
 
 
 class Recovery:
     """Attaches callers to requests that the log contains.
 
-    Any thread may call the methods, except the methods below a comment that names their thread.
+    Any thread may call the methods, except where a comment names the thread.
     """
 
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:
@@ -78,8 +78,9 @@ class Recovery:
         self._thread.put(lambda: self._release(answers))
 
     async def settled(self) -> None:
-        """Wait until the log has recorded all earlier calls to `release`, or until the engine has failed."""
-        # The step between the two calls writes the releases to the log.
+        """Wait until the log has recorded all earlier calls to `release`, or the engine has failed."""
+        # Wait for two calls on the engine's thread: the step between the calls writes the releases to the
+        # log.
         for _ in range(2):
             done = asyncio.Event()
             self._thread.put(partial(_set, asyncio.get_running_loop(), done))

@@ -42,8 +42,8 @@ def image_frame(
     part: dict[str, object] | None = None,
     media_options: dict[str, object] | None = None,
 ) -> ImageFrame:
-    """Return an image's sizes and orientation. If the model writes boxes in the resized image's pixels, the
-    image is prepared to determine the resized width and height.
+    """Return an image's sizes and orientation. The resized width and height are set only if the model writes
+    boxes in the resized image's pixels.
 
     `part`, `media_options`: the image's message part and the prompt's options, which may limit the image's
     size. Raises InvalidMedia for an unreadable image.

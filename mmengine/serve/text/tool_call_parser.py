@@ -1,7 +1,7 @@
 """Parses an answer's text, while it is generated, into plain text and tool calls' names and arguments.
 
-The grammar for `ToolCalls` constrains the text, so the parser never has to guess and reads each character
-once. JSON arguments are passed on unchanged. XML arguments are converted to JSON.
+A grammar constrains the text, so the parser reads each character once. JSON arguments are passed on
+unchanged. XML arguments are converted to JSON.
 """
 
 import re
@@ -43,8 +43,7 @@ Piece = str | CallDelta
 class ToolCallParser:
     """An answer's parser. Call `push` with new text, and `finish` at the answer's end.
 
-    If the answer ends within a call's markup, this markup is dropped. `num_calls` counts the calls that have
-    begun.
+    Incomplete markup at the answer's end is dropped. `num_calls`: number of calls that have begun.
     """
 
     def __init__(self, form: ToolCalls):
@@ -185,7 +184,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that may be the start of an incomplete `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size

@@ -55,9 +55,7 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return all calls' bodies. Each prompt begins with a random word, so that there are no prefix cache
-    hits.
-    """
+    """Return all calls' bodies. Each prompt begins with a random word, which prevents prefix cache hits."""
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]
     images = itertools.cycle(urls) if urls else None

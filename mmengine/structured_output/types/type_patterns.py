@@ -2,7 +2,7 @@
 
 A pattern may match fewer strings than the type accepts, but never more.
 
-A pattern for a whole string starts with ^ and ends with $. Other pattern constants are parts for such
+A pattern for a whole string starts with ^ and ends with $. Patterns without ^ and $ are used in other
 patterns. If a schema has a pattern and a `format`, a string must match both.
 """
 
@@ -30,8 +30,8 @@ CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # A duration i
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
 NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
-# No URL parser changes host names that match these patterns. The names contain no punycode, and no parser can
-# mistake the last label for a part of an IPv4 address.
+# URL parsers do not change host names that match these patterns: the names contain no punycode, and their
+# last label cannot belong to an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
 HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
 _CHARACTERS = "[A-Za-z0-9._~-]"
@@ -46,7 +46,7 @@ IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
 _LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # Excludes reserved domains such as test and local.
 EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
 
-# Maps a format that pydantic writes, and that JSON Schema does not define, to a pattern.
+# Formats that only pydantic defines -> patterns.
 FORMAT_PATTERNS = {
     "base64": BASE64,
     "base64url": BASE64URL,

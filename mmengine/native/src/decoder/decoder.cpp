@@ -12,7 +12,7 @@ using mm::Rows;
 enum Part { kLinears, kAttention, kRows };
 int64_t* profile = nullptr;
 
-// Measures its own lifetime, and adds it to one part of the profile.
+// Adds its lifetime in nanoseconds to an entry in the profile.
 class Timed {
  public:
   explicit Timed(Part part) : to_(profile ? profile + part : nullptr), start_(to_ ? now() : 0) {}
@@ -72,7 +72,7 @@ void norm(const mm_decoder* decoder, const mm_decoder_step* step, const void* x,
                     decoder->norm_once);
 }
 
-// Returns the input of `layer`; the index num_layers stands for the final norm.
+// Returns the input of `layer`, or of the final norm for num_layers.
 const void* residual(const mm_decoder_step* step, int32_t layer) { return layer ? step->hidden : step->embeds; }
 
 void record_aux(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {

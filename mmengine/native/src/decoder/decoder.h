@@ -1,9 +1,8 @@
 // All layers of a text decoder: RMS norm, fused q, k and v, an optional norm and a rotation of each head of q and k,
 // paged attention, SwiGLU or a mixture of experts, residuals. Tokens interact only in attention and delta nets.
 //
-// bfloat16 models round as if each step were a separate bfloat16 operation: a norm rounds before and after multiplying
-// by its weight, and a rotation rounds each product and their sum. A row's result depends neither on other rows nor on
-// the number of threads.
+// bfloat16 models round after each operation: a norm rounds before and after multiplying by its weight, and a rotation
+// rounds each product and their sum. A row's result does not depend on other rows or on the number of threads.
 #pragma once
 
 #include "attention/attention.h"
@@ -62,23 +61,22 @@ typedef struct {
   const mm_lora_step* lora;  // adapters for MM_LORA_LINEARS linears of each layer, or NULL
 } mm_decoder_step;
 
-// Runs all layers and the final norm. kv_layers: the part of the pool of each layer with attention. Returns 0, or 1 if
-// memory for a linear or for attention cannot be allocated.
+// Runs all layers and the final norm. kv_layers: the KV of each attention layer in the pool. Returns 0, or 1 if memory
+// cannot be allocated.
 int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step, const mm_attention_step* attention,
                            void* const* kv_layers);
 
-// One layer in two halves, for a caller that computes attention itself. The first half ends with q, k and v in
-// step->qkv, and the second starts with attention's output. The results equal those of mm_decoder_forward.
+// The parts of a layer before and after attention, for a caller that computes attention itself. The first function
+// writes q, k and v to step->qkv, and the second reads attention's output from `mixed`.
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                    const void* mixed, int64_t mixed_stride);
 
-// Runs a whole layer whose mixer is a delta net. `place`: how many such layers precede it.
+// Runs a whole layer with a delta net. `place`: how many delta net layers precede the layer.
 int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t place);
 
-// Smaller parts of a layer. mm_decoder_heads computes q, k and v from `inputs`, which are normed and have a row stride
-// of input_stride. mm_decoder_attend computes attention over the paged cache, from step->qkv to step->mixed. The
-// results equal those of mm_decoder_forward.
+// mm_decoder_heads computes q, k and v from the normed `inputs`, whose rows are input_stride values apart.
+// mm_decoder_attend computes attention over the paged cache, from step->qkv to step->mixed.
 int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, const void* inputs,
                          int64_t input_stride);
 int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step, const mm_attention_step* attention,

@@ -14,7 +14,7 @@ typedef struct {  // m rows; all arrays are host memory
   const int64_t* places;     // [m], each row's index in `logits`
   const uint32_t* bits;      // [m, words], token t is bit t % 32 of word t / 32
   int32_t words;
-  const uint8_t* writes;     // [m], whether the row's forbidden logits become -inf; if not, the row is only read
+  const uint8_t* writes;     // [m], whether to set the row's forbidden logits to -inf
   int32_t* tokens;           // [m] out: the most likely allowed token, ties to the lowest id
   float* largest;            // [m] out: its logit; -inf if nothing is allowed
 } mm_masks;

@@ -14,7 +14,7 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 struct Row {
   std::vector<float> scaled;  // (logit - largest) / temperature; padded with -inf
   std::vector<float> most;    // maximum of each group
-  std::vector<float> some;    // values that a filter collects
+  std::vector<float> some;    // scratch: the values among which top-k or top-p selects
   int groups = 0;
 };
 

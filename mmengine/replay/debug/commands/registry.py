@@ -1,4 +1,4 @@
-"""The table of the debugger's commands, and the functions that find the command for a line."""
+"""The table of the debugger's commands, with lookup by name and help texts."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def find(word: str) -> Command:
 
 
 def number_of(text: str, what: str, default: int | None = None) -> int:
-    """Convert a text to an integer. Raises InvalidRequest for any other text."""
+    """Return the integer in a text. Raises InvalidRequest, with `what` naming the expected value."""
     if not text and default is not None:
         return default
     try:

@@ -1,6 +1,4 @@
-"""The state that a debugger session's commands share: the debugger, the selected request, and named
-positions.
-"""
+"""The state that a debugger session's commands share."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.debugger import Debugger
@@ -11,7 +9,7 @@ from mmengine.replay.debug.views import Block, Text
 
 class SessionBase:
     """A debugger session for a log. `request`: the selected request, or "". `marks`: named positions.
-    `is_over`: whether the command `quit` was run. `pair`: the two logs if a second one is open.
+    `is_over`: whether the command `quit` was run. `pair`: both logs if a second log is open, else None.
     """
 
     def __init__(self, debugger: Debugger, other: Debugger | None = None):
@@ -45,8 +43,8 @@ class SessionBase:
         return [Text(lines)]
 
     def selected(self, name: str) -> str:
-        """Return a request's id: `name`, or the selected request if `name` is empty. Raises InvalidRequest if
-        no request is selected either.
+        """Select the request `name` and return the selected request's id. An empty `name` keeps the
+        selection. Raises InvalidRequest if no request is selected.
         """
         if not name and not self.request:
             raise InvalidRequest("name a request, or select one with: request ID")

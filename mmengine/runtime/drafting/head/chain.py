@@ -1,4 +1,4 @@
-"""Drafts a chain of tokens for each row: each greedily chosen token is the input of the head's next pass."""
+"""Drafts a chain of tokens for each row. The head's greedy token is the input for its next pass."""
 
 import numpy as np
 from torch import Tensor
@@ -23,9 +23,9 @@ def draft(
 ) -> np.ndarray:
     """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], the results of `HeadNetwork.forward` for each row's last token. `first_layer`:
-    the head's first layer in `attention`'s pool. Afterwards call `attention.begin` again, because this
-    function begins other steps. `graphs`: captured passes for the same head and pool.
+    `z`, `carry`: [n, h], the results of `HeadNetwork.forward` for each row's last token. `first_layer`: the
+    head's first layer in `attention`'s pool. Call `attention.begin` again afterwards, because this function
+    begins its own steps. `graphs`: captured passes for this head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:
@@ -36,7 +36,7 @@ def draft(
 
     rows.check(block_size)
     longest = int(rows.most.max(initial=0))
-    if longest and longest == rows.most.min():  # the usual case: all rows have equally many drafts
+    if longest and longest == rows.most.min():  # usual case: all rows have the same number of drafts
         return chain(z, carry, rows).T
     drafts = np.full((len(rows.most), longest), NO_DRAFT, np.int64)
     going, order = rows.longest_first()

@@ -1,10 +1,9 @@
 """Translates a schema object from any draft to draft 2020-12, and drops annotations.
 
-Constructs from older drafts are rewritten without a change of meaning. Examples are `items` with an array as
-its value, `dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without
-`$schema`, the draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older
-drafts, the construct keeps this meaning. `translate` does not translate the subschemas inside a schema
-object.
+Constructs from older drafts are rewritten with the same meaning: for example `items` with an array,
+`dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without `$schema`, the
+draft is 2020-12, but constructs that only older drafts define keep their meaning if it is the same in all of
+them. `translate` does not translate subschemas.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Keywords whose subschemas have an effect only if a reference leads to them.
+# Keywords whose subschemas only references can use.
 _HOLDING = ("$defs", "definitions")
 _NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
 _BESIDE_TYPE = {
@@ -49,8 +48,8 @@ class TranslatedSchema(msgspec.Struct):
     """A schema object in draft 2020-12 keywords.
 
     `schema` has the keywords that restrict values. `origins` maps a subschema's path in `schema` to its path
-    in the input if these differ. `unused` has subschemas that have an effect only through references.
-    `unknown` lists keywords that the draft does not define. `remarks` has (keyword, note) pairs.
+    in the input, if the paths differ. `unused` has subschemas that only references can use. `unknown` lists
+    keywords that the draft does not define. `remarks` has (keyword, note) pairs.
     """
 
     schema: dict[str, object] = {}
@@ -91,7 +90,7 @@ def _collect_unused(out: TranslatedSchema, keyword: str, value: object) -> None:
 
 
 def _drop_ref_siblings(out: TranslatedSchema) -> None:
-    """Drop all keywords beside a $ref. References may still lead to the dropped subschemas."""
+    """Drop all keywords beside a $ref. References can still use the dropped subschemas."""
     for names, child in subschemas(out.schema):
         out.unused.append((out.origins.get(names, names), child))
     others = ", ".join(keyword for keyword in out.schema if keyword != "$ref")

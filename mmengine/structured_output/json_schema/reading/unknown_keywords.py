@@ -1,6 +1,4 @@
-"""Handles keywords that a draft does not define: writes notes on such keywords or, with strict_keywords,
-refuses them.
-"""
+"""Writes notes on keywords that a draft does not define, or refuses them with strict_keywords."""
 
 from difflib import get_close_matches
 from functools import lru_cache

@@ -52,6 +52,6 @@ ANNOTATION_KEYWORDS = words(
 
 
 def draft_of(uri: object) -> int | None:
-    """Return the draft whose metaschema has this URI, or None for any other value."""
+    """Return the draft whose metaschema has this URI, or None."""
     found = _URI.fullmatch(uri) if isinstance(uri, str) else None
     return _NUMBERS[found[1]] if found else None
