@@ -32,7 +32,7 @@ def run(*command, **settings):
 
 
 def minimized(name, folder, num_requests):
-    """Record a buggy run's log with night.py, minimize the log with buggy.py in the same process, and return
+    """Record a buggy run's log with night.py, and minimize the log with buggy.py in the same process. Return
     minimize's report.
     """
     log, (option, _, named) = folder / "night.log", ROWS[name]

@@ -100,7 +100,9 @@ class NvFp4Entry(TensorEntry):
         return (self.scale, self.global_scale)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) as float32 weights, in pieces. Raises ModelError for a NaN scale."""
+        """Yield the rows [begin, end) in pieces: (row offset from `begin`, float32 weights). Raises
+        ModelError for a NaN scale.
+        """
         columns = self.shape[1]
         step = max(1, PIECE_VALUES // columns // PIECE_ROWS) * PIECE_ROWS
         for first in range(begin, end, step):

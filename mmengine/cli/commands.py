@@ -1,7 +1,4 @@
-"""Command classes for typer that improve help and errors.
-
-Help shows no type for a flag, and an error for an unknown option names the option to use instead.
-"""
+"""Command classes for typer that improve help and errors."""
 
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -23,9 +20,7 @@ class Command(TyperCommand):
         return _simply_shown(super().get_params(ctx))
 
     def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Print the help. In a narrow terminal, the column of types is left out, to show whole option
-        names.
-        """
+        """Print the help. A narrow terminal shows no column of types."""
         if get_terminal_size().columns < WIDE_COLUMNS:
             for each in self.get_params(ctx):
                 _narrow(each, ctx)

@@ -1,4 +1,4 @@
-"""Opens an engine's log: a new log, or the log of an earlier process, whose requests are then resumed."""
+"""Opens an engine's log. The log is new, or an earlier process wrote it; then its requests are resumed."""
 
 from dataclasses import dataclass
 from pathlib import Path

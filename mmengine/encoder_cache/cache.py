@@ -35,7 +35,7 @@ class EncoderCache:
         self.entries: dict[bytes, CacheEntry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, least recently used first
         self.idle_size = 0
-        # keys of failed or incomplete outputs; the next step's plan tells the executor to drop the tensors
+        # keys of failed or incomplete outputs; the executor drops their tensors in the next step
         self.dropped: list[bytes] = []
 
     def has(self, key: bytes) -> bool:
@@ -63,8 +63,8 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Return how many embeddings would fit beside `extra` after evicting every unreferenced entry outside
-        `keep`.
+        """Return how many embeddings would fit after adding `extra` and evicting all unreferenced entries
+        except `keep`.
         """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of an ingress."""
+"""The Prometheus metrics of an ingress, the server in front of several replicas."""
 
 from collections.abc import Callable, Iterator
 

@@ -2,8 +2,8 @@
 frames in a step.
 
 Attention is torch's varlen attention (flash attention, only for 16-bit dtypes), and the rotation is a Triton
-kernel. They are used only if a small example gives the same results as torch frame by frame. Not yet run on a
-GPU.
+kernel. Attention and rotation are used only if they reproduce torch's frame-by-frame results on a small
+example. Not yet run on a GPU.
 """
 
 from collections.abc import Callable

@@ -55,11 +55,11 @@ class ModelSpec:
     num_deepstack: int  # The encoder returns (1 + num_deepstack) * hidden_size features for a media token.
     patch_width: int  # How many values a patch has; 0 for a model without an encoder.
     merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
-    weights_held: str = ""  # A text for users that says how quantised matrices are held in memory, or "".
+    weights_held: str = ""  # How quantised matrices are held in memory, as a text for users, or "".
     state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
     # One entry for each attention layer, in order. (): all layers are plain and have their own KV.
     attention: tuple[LayerAttention, ...] = ()
-    runs: RunKind = ""  # Which tokens attend to one another in layers with `sees_runs`.
+    runs: RunKind = ""
     atomic_runs: bool = False  # Whether one step must compute all tokens of an embedding run.
     whole_prompt: bool = False  # Whether one step must compute a request's whole prompt.
 
@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def kv_places(self) -> tuple[int, ...]:
-        """Return, for each attention layer, the layer in the KV pool that the attention layer reads."""
+        """Return the layer in the KV pool that each attention layer reads."""
         owners = sorted({layer.kv_layer for layer in self.attention})
         layers = (owners.index(layer.kv_layer) for layer in self.attention)
         return tuple(layers) or tuple(range(self.num_attention_layers))

@@ -45,9 +45,7 @@ def multiplies_blocks(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
 
 
 def prefers_codes(library: ctypes.CDLL, types: Iterable[int]) -> bool:
-    """Return whether the library multiplies matrices of these types faster as int8 or int4 codes than as
-    blocks.
-    """
+    """Return whether int8 or int4 codes multiply faster than blocks for matrices of these types."""
     return all(library.mm_linear_prefers_codes(number) for number in types)
 
 

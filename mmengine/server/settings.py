@@ -82,7 +82,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         between(
             0.01,
             1,
-            "Share of calls, body bytes and file bytes for each of several API keys. More gets 429.",
+            "Maximum share of calls, body bytes and file bytes per API key, if there are several. "
+            "More gets 429.",
         ),
     ] = 0.5
     share_prefix_cache: Annotated[

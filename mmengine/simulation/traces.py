@@ -28,8 +28,7 @@ _OWN = 2**40  # smaller stream numbers are Mooncake hash ids; larger numbers bel
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` tokens of each stream, as int32 [len(streams), count].
 
-    A stream is a number (int64, 0 to 2^43) from which a multiplicative hash generates tokens. Equal streams
-    have equal tokens.
+    A stream is a number (int64, 0 to 2^43), from which a hash generates tokens.
     """
     places = streams.astype(np.uint64)[:, None] * np.uint64(2**20) + np.arange(count, dtype=np.uint64)
     once = np.multiply(places, _MIX, dtype=np.uint64)

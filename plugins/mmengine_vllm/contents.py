@@ -1,4 +1,4 @@
-"""Converts token ids to the ids that a log contains: pseudo ids, or the token ids themselves.
+"""Converts token ids to the ids in a log: pseudo ids, or the token ids themselves.
 
 A pseudo id is 31 bits of a keyed hash over a request's tokens up to this token. Two requests with a common
 prefix therefore have equal pseudo ids in the prefix, and a replay can derive prefix hits. The key is random
@@ -51,7 +51,7 @@ class PseudoIds:
         self.sums[row], self.lengths[row] = chain
 
     def leave(self, row: int) -> tuple[int, int]:
-        """Return a row's chain, because the request leaves the row."""
+        """Return the chain of the request that leaves the row."""
         return int(self.sums[row]), int(self.lengths[row])
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:

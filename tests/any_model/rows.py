@@ -53,7 +53,9 @@ NO_PROCESSOR = "it takes media, and the contract has no checkpoint with a proces
 
 
 class Row(NamedTuple):
-    """An architecture's verdict. `cells`: each check's result; {} if no checkpoint was run."""
+    """A row in the table: an architecture's verdict. `cells`: each check's result; {} if no checkpoint was
+    run.
+    """
 
     architecture: str
     kind: str

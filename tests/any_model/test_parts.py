@@ -1,6 +1,4 @@
-"""Tests which modules `parts_of` finds: the decoder, the module that owns the head, and the body of that
-module.
-"""
+"""Tests which modules `parts_of` finds: the decoder, the LM head's owner, and the owner's body."""
 
 import pytest
 import torch

@@ -148,8 +148,8 @@ def tensors(weights: dict[str, np.ndarray], config: dict, kind: str) -> list[Ten
 
 def write_hybrid(folder, out, kind: str = "F32", projector: str = "F32", edit_keys=list, edit_tensors=list):
     """Write `model-KIND.gguf`, and `mmproj-model-PROJECTOR.gguf` if the folder has a vision tower. Returns
-    the model's path. `edit_keys`, `edit_tensors`: functions that return changed lists of the text model's
-    metadata and tensors.
+    the model's path. `edit_keys`, `edit_tensors`: functions that change the text model's lists of metadata
+    and tensors.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     has_head = any(name.startswith("mtp.") for name in weights)

@@ -1,5 +1,6 @@
 """Tests that GGUF headers are read correctly, and that numbers out of range are refused before memory is
-allocated for them."""
+allocated.
+"""
 
 import struct
 import tracemalloc

@@ -42,8 +42,8 @@ def make_model(folder):
 
 
 def make_adapter(model, folder, seed=0, **kind):
-    """Write an adapter to `folder` and return the adapted model. Its method `unload` returns `model`
-    again.
+    """Write an adapter to `folder` and return the adapted model. Its method `unload` returns `model` without
+    the adapter.
     """
     config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
     adapted = get_peft_model(model, config).eval()

@@ -116,8 +116,8 @@ LAYOUTS = {  # For each format: functions that return a matrix's tensors, and th
 
 
 def to_int4(folder, layout, group):
-    """Quantise the matrices of the text model's layers in the folder's files. Returns all tensors with the
-    values that the files now represent.
+    """Quantise the matrices of the text model's layers in the folder's files. Returns all tensors,
+    dequantised.
     """
     path = folder / "model.safetensors"
     tensors, found = load_file(path), {}

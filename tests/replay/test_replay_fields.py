@@ -200,7 +200,7 @@ def is_fit(event, kind):
 
 
 def outcome(records, place, folder):
-    """Return verify's verdict on records with a change at `place`. It is "refused", "agrees", "folded only"
+    """Return verify's verdict on records with a change at `place`: "refused", "agrees", "folded only"
     (no decision was derived), the field that diverges at `place`, or "later" for a divergence at another
     record.
     """

@@ -55,7 +55,7 @@ WORDS = {  # tags begin with a frequent text, or with a special token
 
 
 def calls(text, asked):
-    """Return the checked values of the tags in a text, and whether the text ends inside a tag."""
+    """Check the tags in a text. Return their values, and whether the text ends inside a tag."""
     found = []
     while any(trigger in text for trigger in asked["triggers"]):
         text = text[min(text.index(trigger) for trigger in asked["triggers"] if trigger in text) :]

@@ -23,7 +23,7 @@ def some_requests(first, count, rng):
 
 
 def drive(scheduler, num_steps, *, seed=1, first=0, evicts=False):
-    """Run steps with arrivals. Overlapping schedulers have one step in flight before an update."""
+    """Run steps with arrivals. An overlapping scheduler keeps one step in flight."""
     rng, number, flying = np.random.default_rng(seed), first, []
     overlaps = scheduler.scheduler_config.async_scheduling
     for _ in range(num_steps):

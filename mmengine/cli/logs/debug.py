@@ -142,7 +142,7 @@ def _converse(session: "Session", out: "Console", progress: "_Progress") -> None
 
 
 def print_blocks(blocks: "list[Block]", out: "Console") -> None:
-    """Print texts and tables. Control characters and markup in texts from a log are removed."""
+    """Print texts and tables, without control characters and markup from the log."""
     from rich.table import Table as RichTable
 
     from mmengine.replay.debug.views import Text

@@ -33,8 +33,7 @@ Current = Annotated[T, "current"]
 
 @dataclass_transform(frozen_default=True)
 class ReadOnly:
-    """A read-only view of another object, its target. The view has the attributes that a subclass declares,
-    with the target's values.
+    """A read-only view of another object, its target. A subclass declares the attributes that the view shows.
 
     `Current` attributes are read from the target at each access. All other attributes are read once, when the
     view is created. Arrays become views without write access, and dicts become mapping proxies. If an

@@ -16,7 +16,7 @@ from mmengine.core.state.prefix_index import NO_BLOCK, NO_CONTENT
 from mmengine.ragged import counting
 
 _NO_BLOCKS = np.zeros(0, np.int32)
-_NO_WINDOW = 2**24  # A window that is longer than each request.
+_NO_WINDOW = 2**24  # Longer than any request.
 
 
 class WindowIndex:
@@ -32,7 +32,7 @@ class WindowIndex:
         self._block_of: dict[int, int] = {}
 
     def find(self, contents: np.ndarray) -> np.ndarray:
-        """Return the blocks that hold these contents, int32 [num_groups, n], or NO_BLOCK. `contents`: int64
+        """Return the blocks with these contents, int32 [num_groups, n], or NO_BLOCK. `contents`: int64
         [n].
         """
         keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
@@ -82,9 +82,8 @@ class WindowTables:
 
     `tables`: int32 [group, row, number], 0 where the row holds no block. `first_held`: int32 [group, row],
     the lowest block number that the row holds; the highest number is equal in all groups. `release_at`: int32
-    [row], the number of computed tokens at which the row can next release blocks. `order`: the index in the
-    settings for the first group and for each window group. vLLM allocates and frees blocks in the settings'
-    order.
+    [row], the number of computed tokens at which the row can next release blocks. `order`: each group's index
+    in the settings, first group first. vLLM allocates and frees blocks in the settings' order.
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):
@@ -134,10 +133,10 @@ class WindowTables:
         return by_group[0]
 
     def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
-        """Remove the blocks that no later query reads from the rows' tables, and return the blocks, int32.
+        """Clear the table entries whose blocks no later query reads. Return these blocks, int32.
 
-        `num_computed`: each row's number of tokens that are certainly computed. A block that several rows
-        share is returned several times.
+        `num_computed`: each row's number of computed tokens, without steps in flight. A block that several
+        rows share is returned several times.
         """
         ripe = num_computed >= self.release_at[rows]
         if not ripe.any():

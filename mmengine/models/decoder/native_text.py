@@ -39,7 +39,7 @@ R = TypeVar("R", Tensor, Codes)
 
 class NativeTextDecoder:
     """Has the methods of TextDecoder, and uses the CPU kernels. Steps must not overlap, because they share
-    scratch memory. `experts`: the mixture-of-experts blocks of the layers that have experts.
+    scratch memory. `experts`: the mixture-of-experts blocks, if any.
     `has_vocabulary`: False for a decoder without embedding and LM head, whose `embed` and `logits` must not
     be called.
     """
@@ -79,7 +79,7 @@ class NativeTextDecoder:
         self._rows: PackedLinear | None = None
         self._embedding: Tensor | None = None
         if has_vocabulary:
-            # A tied matrix is stored once. The embedding's rows are unpacked from the packed LM head.
+            # With tied weights, embedding rows are unpacked from the packed LM head.
             tied = is_tied(config, weights)
             self._head = pack([EMBEDDING if tied else HEAD])
             # Rows of a quantised embedding are unpacked from the packed matrix too.

@@ -73,8 +73,8 @@ class VideoRules(SamplingRules, Protocol):
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The frames to take from a clip. `wanted`: their indices in the clip. `indices`: their indices in the
-    original video, which differ from `wanted` if the clip's frames were sampled before. `is_whole`: whether
-    all frames of the clip are taken, without sampling.
+    original video, from which the clip may have been sampled. `is_whole`: whether all frames of the clip are
+    taken, without sampling.
     """
 
     wanted: np.ndarray
@@ -163,7 +163,7 @@ def _take(
 ) -> DecodedMedia:
     """Return the patches of a clip's sampled frames."""
     wanted, times, patches = sample.wanted, sample.indices / sample.fps, rules.patches
-    # If the frames were sampled before, the original video may be longer.
+    # If the frames were sampled before, their number does not give the duration.
     duration = float(times[-1]) if sample.is_whole else clip.num_frames / sample.fps
     height, width = rules.frame_size(len(wanted), clip.size, options, where)
     if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:

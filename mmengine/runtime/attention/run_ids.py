@@ -1,4 +1,4 @@
-"""Numbers runs of tokens that attend to one another in both directions: an image's tokens, or a whole
+"""Assigns ids to runs. A run's tokens attend to one another in both directions: an image's tokens, or a whole
 prompt.
 """
 

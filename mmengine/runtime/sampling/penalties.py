@@ -131,8 +131,7 @@ class TokenCounts:
 
     def _grow(self, count: int) -> None:
         more = count - len(self._counts)
-        # All tensors are allocated before any is assigned, so that the object stays unchanged if memory runs
-        # out.
+        # Allocate both tensors first, so that the object stays unchanged if memory runs out.
         seen = torch.cat((self._seen, self._seen.new_zeros(more, self._vocab_size)))
         counts = torch.cat((self._counts, self._counts.new_zeros(more, self._vocab_size)))
         self._distinct = np.pad(self._distinct, ((0, more), (0, 0)))

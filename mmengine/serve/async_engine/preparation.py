@@ -111,9 +111,9 @@ class PreparingRequest:
 class Preparation:
     """Prepares requests for an engine on four worker thread pools.
 
-    `engine` returns the current engine. `done(request, result)` is called on a worker thread for each request
-    that was not cancelled while it waited. `work_out` normalizes large schemas; with None, the form threads
-    normalize them.
+    `engine` returns the current engine. `done(request, result)` is called on a worker thread, except for
+    requests that were cancelled while they waited. `work_out` normalizes large schemas; with None, the form
+    threads normalize them.
     """
 
     def __init__(

@@ -165,7 +165,9 @@ class AsyncSession:
     async def frame_in_turn(
         self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
     ) -> Appended | None:
-        """Append a frame within a `turn`. `has_frame` recognizes a repeated frame by the sender's `index`."""
+        """Append a frame within a `turn`. `index`: the sender's frame number, with which `has_frame` finds a
+        repeated frame.
+        """
         is_film = self._frames.are_read_together
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)

@@ -35,7 +35,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of files, and the objects in config.json that have the settings.
+    """A draft head's family, and the objects in config.json with the settings.
 
     `layer` has the decoder layer's sizes. `nested` is `eagle_config`, or empty. Head settings are looked up
     in `root` first and then in `nested`.

@@ -53,7 +53,7 @@ class Backend(Protocol):
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return notes for the client on values that the grammar allows and the engine does not."""
+        """Return notes for the client about allowed values that the engine cannot produce."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None

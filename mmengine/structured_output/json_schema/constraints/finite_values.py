@@ -1,6 +1,6 @@
 """Lists all values that a schema allows, if the schema allows only a few.
 
-The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+constraints/json_types.py explains the terms conjunction, constraint and shape.
 """
 
 from fractions import Fraction
