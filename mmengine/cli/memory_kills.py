@@ -31,8 +31,8 @@ def num_memory_kills() -> int | None:
 
 
 def _count(files: list[Path]) -> int | None:
-    """Return `oom_kill` from the first file with this line. In a container, the cgroup's own file is at the
-    root of the cgroup file system.
+    """Return `oom_kill` from the first file with this line. A container sees its cgroup at the root of the
+    cgroup file system, so several files are tried.
     """
     for file in files:
         try:

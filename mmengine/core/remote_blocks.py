@@ -17,8 +17,8 @@ class RemoteBlocks(Protocol):
     """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Ask the store how many blocks it has for these tokens (int32), counted from the first block,
-        and report the number as OFFERED.
+        """Ask the store how many leading blocks of these tokens (int32) it has, and report the number as
+        OFFERED.
         """
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
@@ -29,7 +29,7 @@ class RemoteBlocks(Protocol):
         """
 
     def accept(self, request_id: str, count: int) -> None:
-        """Let the next dispatched step copy `count` more blocks that ARRIVED events have reported."""
+        """Let the next dispatched step copy `count` more arrived blocks."""
 
     def forget(self, request_id: str) -> None:
         """Stop the work for a request that no longer waits. Accepted blocks are still copied."""

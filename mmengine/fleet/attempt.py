@@ -32,7 +32,7 @@ class Carrier(Protocol):
     def call(self, key: str, data: bytes) -> AsyncGenerator[bytes, None]:
         """Send a ReplicaRequest to a replica, and yield the replica's messages.
 
-        `key` selects a replica. If this replica takes no requests, its successor on the ring gets the
+        `key` selects a replica. If this replica takes no requests, its successor on the hash ring gets the
         request. Closing the generator cancels the request on the replica. Raises ReplicaLost.
         """
 
@@ -90,7 +90,7 @@ class ReplicaChoice:
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
-        """Record that the key selected `replica`. FAILED_CHOICES failures clear `avoided`."""
+        """Record that the key selected `replica`. Every FAILED_CHOICES failures clear `avoided`."""
         if replica in self.avoided:
             self._num_failed += 1
             if self._num_failed % FAILED_CHOICES == 0:

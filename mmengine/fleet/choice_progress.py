@@ -111,7 +111,7 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Join the logs' logprobs, with confidences, up to the first token without logprobs in any log. Each log
+    """Join the logs' logprobs, with confidences, up to the first token whose logprobs no log has. Each log
     begins with the token at which its replica continued.
     """
     joined: Logprobs = []

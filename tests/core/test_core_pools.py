@@ -47,7 +47,7 @@ def test_free_list_against_a_deque(operations):
 
 
 def test_free_list_through_many_rounds():
-    """In 3,000 rounds the free list must compact its arrays several times."""
+    """3,000 rounds make the free list compact its arrays several times."""
     rng = np.random.default_rng(3)
     free_list, line = FreeList(40), deque(range(1, 40))
     for _ in range(3000):

@@ -15,9 +15,8 @@ LATE = 0.75  # kill only in this first share of the writes; later, too few calls
 
 
 def chosen(trails, chance):
-    """Return kill points that all trails reach.
-
-    Also returns, for each side and kind of write, (number of chosen points, number of writes).
+    """Return kill points that all trails reach, and {side and kind of write: (number of chosen points, number
+    of writes)}.
     """
     points, told = [], {}
     for where, count in sorted(reduce(and_, map(Counter, trails)).items()):

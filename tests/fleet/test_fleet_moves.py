@@ -323,7 +323,7 @@ def test_a_repeated_attempt_does_not_block_itself():
 
 @pytest.mark.soak
 def test_processes_that_are_killed_and_frozen(tmp_path):
-    """The replicas are separate processes with sockets and logs. One is killed, another is frozen."""
+    """The replicas are separate processes with sockets and logs."""
     kept = [ReplicaProcess(tmp_path, name) for name in "abc"]
 
     async def go():

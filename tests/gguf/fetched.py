@@ -48,7 +48,7 @@ def fetched(name: str) -> Path:
 
 
 def unpack(folder: Path) -> int:
-    """Extract from the package in `folder` the files that SHA256 lists, remove the package, and return the
+    """Extract the files that SHA256 lists from the package in `folder`, and remove the package. Return the
     number of files. Ends the process if a hash differs.
     """
     (package,) = [path for path in folder.iterdir() if path.suffix in (".whl", ".gz")]

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def kernels(kernel_device):
-    """Return the kernels with chunks of 16 tokens, so that a vocabulary of 300 tokens has 19 chunks."""
+    """Return the kernels with chunks of 16 tokens, so that small vocabularies have several chunks."""
     from mmengine.gpu import sampling_kernels
 
     with pytest.MonkeyPatch.context() as patch:
@@ -84,9 +84,7 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
 
 
 def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kernel_device):
-    """Compare a row alone with the same row in a batch, at another address and with a longer list of best
-    logits.
-    """
+    """In the batch, a row has another address and a longer list of best logits."""
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
     likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values

@@ -109,7 +109,7 @@ def test_keys_that_no_query_sees_are_not_read(library, name, dtype):
 @pytest.mark.parametrize("name", ["window", "window of one key", "everything"])
 @pytest.mark.parametrize("length", [64, 80, 700])
 def test_drafts_have_the_bits_of_single_tokens(library, name, length, dtype):
-    """With a window, a later draft may see none of the keys in the first span that its row reads."""
+    """The row's first span of keys may lie before a later draft's window."""
     case = Case(LAYERS[name], "grouped", dtype, rows=((16, length),))
     verified = case.native(library, drafts=np.array([15], np.int32))
     for i in range(16):

@@ -1,5 +1,5 @@
-"""Tests that `minimize` makes failing logs small, and that they keep failing in the same way. The tests plant
-the bugs.
+"""Tests that `minimize` shrinks failing logs, and that the small logs fail in the same way. The tests plant
+bugs in this build.
 """
 
 import json
@@ -229,8 +229,8 @@ def test_scripts_shrink_as_requested(tmp_path):
 
 
 def test_an_earlier_failure_of_another_kind_is_reported(tmp_path, monkeypatch, capsys):
-    """The run crashes before its log can be verified. Minimize reports the crash instead of a divergence, and
-    leaves no files.
+    """The run crashes before its log can be verified, so `minimize` reports the crash instead of a
+    divergence.
     """
     busy_run(tmp_path / "log", 1, num_requests=6)
     real = Playback.step
@@ -272,9 +272,7 @@ def on_path(tmp_path, monkeypatch):
 
 
 def test_mmengine_commands_run_in_this_process(tmp_path, on_path, monkeypatch, capsys):
-    """The command `mmengine log verify` runs in this process. It always fails here, because each digest is
-    random.
-    """
+    """`mmengine log verify` always fails here, because each digest is random."""
     busy_run(tmp_path / "log", 2, fail_at=(), num_requests=40)
     monkeypatch.setattr("mmengine.core.state.digest._hash", lambda data: secrets.token_bytes(16))
     arguments = (

@@ -46,7 +46,7 @@ def close_to(one, two):
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_each_of_several_answers_echoes_the_prompt_with_its_logprobs(server, scored, max_tokens):
-    """Each prompt has n consecutive answers, with and without streaming."""
+    """The answers to a prompt have consecutive indices, with and without streaming."""
     asked = {"prompt": TEXTS, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 3, "seed": 5}
     asked |= {"temperature": 1.5, "ignore_eos": True}
     status, _, body = server.call("/v1/completions", asked)

@@ -102,7 +102,7 @@ def test_clients_are_answered_across_a_full_restart(tmp_path):
 
 
 class Asked:
-    """A health port, whose selector runs while a test calls `turn`."""
+    """A health port. Its selector runs only while a test calls `turn`."""
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()

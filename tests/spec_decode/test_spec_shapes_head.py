@@ -49,7 +49,7 @@ def test_four_drafts_a_pass_pay_off(trained, samples):
 
 
 def test_swapped_layers_lower_acceptance(trained, samples):
-    """Drafts depend on which target layer each auxiliary state comes from, not on the tokens alone."""
+    """The head uses the target's auxiliary hidden states, not the tokens alone."""
     swapped = [
         type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
         for one in samples["json"]
@@ -71,8 +71,8 @@ def served(request, trained, tmp_path_factory):
 
 
 def chain(served, sample, row, count):
-    """Return the logits of `count` drafts that begin at position `row`. Each draft is a pass of the engine's
-    head over all inputs.
+    """Return the logits of `count` drafts that begin at position `row`. For each draft, the engine's head
+    runs over all inputs.
     """
     hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]

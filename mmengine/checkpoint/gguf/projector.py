@@ -28,8 +28,8 @@ class Projector(ABC):
     """An opened projector file. Each family is a subclass.
 
     `kind`: the projector type in GGUF files. `layers`: transformers' name for the list of layers. `parts`:
-    GGUF name -> transformers name in a layer, without .weight or .bias. `places`: the same outside the
-    layers.
+    GGUF name -> transformers name in a layer, without .weight or .bias. `places`: likewise for tensors
+    outside the layers.
     """
 
     kind: ClassVar[str]

@@ -11,7 +11,7 @@ from mmengine.request import MediaItem, num_before
 class Shortage(NamedTuple):
     """The reason why a media item does not fit into a step.
 
-    `what`: the limit that was reached: "encoder budget" or "encoder cache" (in embeddings), "encoder work"
+    `what` is the limit: "encoder budget" or "encoder cache" (in embeddings), "encoder work"
     (in the units of encoder_cache/work.py), or "encoder pieces" for an item that needs several steps.
     `needed`: the item's size. `free`: the remaining size.
     """
@@ -24,8 +24,8 @@ class Shortage(NamedTuple):
 class EncoderDraft:
     """The encoder work that one decision adds to a step.
 
-    Items are added in order while they fit the encoder's budget and cache. Outputs to evict take no space in
-    the cache. A subclass may override `would_split`, `cut_before` and `left_behind`.
+    Items are added in order while they fit the encoder's budget and cache. Planned evictions count as free
+    space. A subclass may override `would_split`, `cut_before` and `left_behind`.
     """
 
     def __init__(self, view: View):

@@ -75,7 +75,7 @@ def _fill_queue(state: State, body: Body, waiting: list[RequestState]) -> None:
             state.tenants.restore_row(req_state)
     state.waiting.extend(waiting)
     state.tenants.restore_waiting(waiting)
-    # Old snapshots without tenants have one queue. `scan_from` is how many requests the step passed over.
+    # Old snapshots without tenants have one queue. `scan_from` is how many waiting requests the step skipped.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 

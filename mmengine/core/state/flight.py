@@ -46,10 +46,12 @@ class Flight:
     encoded: list[tuple[bytes, Request, int]] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)  # encoder keys that the executor must drop
     swapped: list[RequestState] = field(default_factory=list)  # requests whose KV the step copies to the host
-    draft_level: int = NO_DRAFTERS  # the highest drafter number that may draft after the step
+    draft_level: int = NO_DRAFTERS  # drafters up to this number may draft after the step
     # int32, number of drafts to verify per sampled row; set only by vLLM's asynchronous rules
     num_drafts: np.ndarray | None = None
     part_of: str = ""  # id of the request with a media item that the step encodes in part, or ""
-    kept: list[np.ndarray] = field(default_factory=list)  # kept states, as in `step_kept`
+    kept: list[np.ndarray] = field(
+        default_factory=list
+    )  # recurrent states that the step keeps, as in `step_kept`
     # int32, number of tokens to compute for each of `rows`; set only by vLLM's rules for block groups
     num_scheduled: np.ndarray | None = None

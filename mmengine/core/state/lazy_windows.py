@@ -23,8 +23,8 @@ _DIGEST_BYTES = 7  # A digest times the number of groups must fit into 64 bits.
 def chain_digests(parent: int, tokens: np.ndarray, extras: Mapping[int, bytes]) -> list[int]:
     """Return a digest for each block in a sequence. A digest also depends on all earlier blocks.
 
-    `parent`: the digest of the block before the first one, or 0. `tokens`: each block's tokens, int32
-    [n, width]. `extras`: index into `tokens` -> extra digest.
+    `parent`: the preceding block's digest, or 0. `tokens`: each block's tokens, int32 [n, width]. `extras`:
+    index into `tokens` -> extra digest.
     """
     digests = []
     for number, row in enumerate(tokens):
@@ -91,7 +91,7 @@ class Rows(Protocol):
 
 
 def settled_tokens(state: Rows, rows: ReadOnlyArray) -> np.ndarray:
-    """Return each row's number of computed tokens, without steps in flight."""
+    """Return each row's number of computed tokens, not counting steps in flight."""
     computed = np.asarray(state.num_computed[rows])
     if not state.flights:
         return computed

@@ -29,7 +29,7 @@ class RequestState:
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # position of its last preemption among all requests' preemptions, from 1
+    preempted: int = 0  # engine-wide number of the request's last preemption, from 1
     num_cached: int = NEVER_RAN  # number of prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks with swapped KV

@@ -17,11 +17,11 @@ NO_LIMIT_S = 10**6  # Stands for no limit.
 
 class Decoders:
     """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
-    wait. Only a call whose attempt has `waits` false does not wait and may start another process.
+    wait. A call whose attempt has `waits` false starts another process instead of waiting.
 
-    Processes start on demand. An item fails without effect on other items if its process crashes, or if
-    decoding exceeds `limit_s` (0: no limit) or the request's deadline. After a failed start, no process is
-    started during a growing pause. Items that need a new process then raise QueueFull.
+    Processes start on demand. Only the item fails if its process crashes, or if decoding exceeds `limit_s`
+    (0: no limit) or the request's deadline. After a failed start, no process is started during a pause, which
+    grows with each failure. An item that needs a new process then raises QueueFull.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:

@@ -16,7 +16,7 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """A scheduling call's outcome. Each list except `evicted` keeps the order of its own decisions. Requests
+    """A scheduling call's outcome. Each list except `evicted` has the order of the call's decisions. Requests
     are named by their ids.
 
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a

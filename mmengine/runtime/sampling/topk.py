@@ -27,7 +27,7 @@ def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, tor
         if not (values[:, 1:] == values[:, :-1]).any():
             return values[:, :most], token_ids[:, :most]
     bits = logprobs.view(torch.int32)
-    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers that sort in the order of the floats
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers with the floats' order
     last = logprobs.shape[1] - 1
     keys = (order << 32) | torch.arange(last, -1, -1, device=logprobs.device)
     token_ids = last - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)

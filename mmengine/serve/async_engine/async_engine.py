@@ -55,7 +55,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     """An engine that runs on its own thread. The constructor loads the model and takes `Engine`'s arguments.
 
     `media_workers` threads decode and resize media. Other threads check response formats and tokenize prompts
-    without media. A request's deadline counts from the call to `stream`, and its preparation must end within
+    without media. A deadline counts from the call to `stream`. A request's preparation must end within
     `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at once. A further request
     raises QueueFull.
 

@@ -21,7 +21,7 @@ class SessionBase:
 
     @property
     def debuggers(self) -> list[Debugger]:
-        """The debuggers of the one or two logs."""
+        """The debugger of each open log."""
         return [self.debugger] if self.pair is None else [self.pair.debugger, self.pair.other]
 
     def here(self, why: str = "") -> list[Block]:
