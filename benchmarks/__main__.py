@@ -15,6 +15,7 @@ PROGRAMS = {
     "half_billion": "cpu.half_billion",
     "rivals_cpu": "rivals.rivals_cpu",
     "gguf_cpu": "rivals.gguf_cpu",
+    "images_cpu": "rivals.images_cpu",
     "day_one": "cpu.day_one",
     "attention_layers": "cpu.attention_layers",
     "batch_invariant": "cpu.batch_invariant",

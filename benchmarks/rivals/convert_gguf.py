@@ -13,6 +13,7 @@ from pathlib import Path
 
 sources = Path(sys.argv.pop(1))
 sys.path[:0] = [str(sources), str(sources / "gguf-py")]
+sys.path.append(str(Path(__file__).parents[2] / "build" / "rivals" / "converter"))  # Has sentencepiece.
 
 import conversion  # noqa: E402 (found by the path above)
 

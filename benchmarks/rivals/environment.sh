@@ -3,6 +3,7 @@
 # and OpenVINO. They get an environment of their own in the ignored folder build/rivals, which uses the project's torch.
 #
 #   benchmarks/rivals/environment.sh      once; takes some 15 minutes on two cores, and 1.5 GB
+#   benchmarks/rivals/environment.sh mtmd once; llama.cpp with libmtmd alone, for images_cpu.py; some 10 minutes
 #
 # Needs the project's environment (PYTHON=… is its Python; default: .venv), cmake, ninja and a C++ compiler.
 set -euo pipefail
@@ -23,9 +24,20 @@ if [ ! -d llama_cpp_python ]; then
     mkdir unpacked && tar xzf sdist/llama_cpp_python-*.tar.gz -C unpacked --strip-components 1
     mv unpacked llama_cpp_python
 fi
+# GCC 12 assumes that ldtilecfg reads eight bytes, and drops the stores to the rest of the tile configuration. The next
+# AMX instruction is then illegal. The barrier keeps the stores.
+amx=llama_cpp_python/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
+grep -q 'asm__ volatile' "$amx" ||
+    sed -i 's/^ *_tile_loadconfig(&tc);/    __asm__ volatile("" ::: "memory");\n&/' "$amx"
 cmake -S llama_cpp_python/vendor/llama.cpp -B llama -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
     -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TOOLS=ON >cmake.log
+if [ "${1:-}" = mtmd ]; then
+    cmake --build llama -j"${JOBS:-2}" --target llama mtmd
+    # llama.cpp's converter needs this package.
+    "$PYTHON" -m pip install --quiet --only-binary :all: --target converter "$(grep ^sentencepiece "$here/requirements.txt")"
+    exit
+fi
 cmake --build llama -j"${JOBS:-2}" --target llama llama-bench llama-batched-bench llama-quantize
 ln -sfn ../../llama/bin llama_cpp_python/llama_cpp/lib # The package looks for libllama.so here.
 

@@ -124,7 +124,7 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int, error: boo
     return found
 
 
-def _activations(engine: str) -> str:
+def activations(engine: str) -> str:
     """Return the activations' type that an engine uses by default on this CPU."""
     if engine == THEIRS:
         return "int8 (Q8_K, Q8_0)"
@@ -159,7 +159,7 @@ def _table(name: str, found: Found) -> tuple[Table, list[Target]]:
     targets = []
     for engine in (OURS, THEIRS):
         of = found[engine]
-        cells = [engine, _activations(engine), f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
+        cells = [engine, activations(engine), f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
         cells.append(f"{of['kld']:.5f}" if "kld" in of else "-")
         for what, tokens in measures:
             cells += [f"{tokens / of[what]:.1f}", f"{tokens / of[f'{what}_cpu']:.1f}"]

@@ -60,6 +60,30 @@ def make_gguf(shape: str, folder: Path, sources: Path, libraries: Path) -> Path:
     return made
 
 
+def make_image_gguf(
+    shape: str, folder: Path, sources: Path, libraries: Path, projector: str
+) -> tuple[Path, Path]:
+    """Return a random Qwen3-VL as a Q4_K_M file and a projector file of the type `projector`, F16 or Q8_0.
+
+    The other arguments are those of `make_gguf`.
+    """
+    from benchmarks.rivals.packaged_llama import quantise
+
+    name = shape.replace(" ", "")
+    whole, made = folder / f"{name}-VL-BF16.gguf", folder / f"{name}-VL-Q4_K_M.gguf"
+    tower = folder / f"mmproj-{name}-VL-{projector}.gguf"
+    if not (made.exists() and tower.exists()):
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            plain = _with_vision(shape, Path(scratch) / "whole", tower_layers=None)
+            converter = (sys.executable, HERE / "convert_gguf.py", sources, plain)
+            _run(*converter, "--mmproj", "--outtype", projector.lower(), "--outfile", tower)
+            if not made.exists():
+                _run(*converter, "--outtype", "bf16", "--outfile", whole)
+                quantise(libraries, whole, made, "Q4_K_M")
+                whole.unlink()
+    return made, tower
+
+
 def _make(shape: str, folder: Path) -> None:
     from benchmarks.quantised.folders import quantised
 
@@ -77,14 +101,15 @@ def _make(shape: str, folder: Path) -> None:
     _run(PYTHON, *command, *task, "--weight-format", "int8", folder / "openvino" / "int8")
 
 
-def _with_vision(shape: str, folder: Path) -> Path:
+def _with_vision(shape: str, folder: Path, tower_layers: int | None = 1) -> Path:
+    """Return a folder with a random Qwen3-VL. `tower_layers`: layers of the vision tower; None: all."""
     from benchmarks.common import half_billion_model
     from benchmarks.common import large_model as day_one_model
 
     if shape == "0.4 B":
         return half_billion_model.cached_folder()
     sizes = day_one_model.FOUR_BILLION if shape == "4 B" else None
-    day_one_model.make(folder, None, small=shape == "small", tower_layers=1, sizes=sizes)
+    day_one_model.make(folder, None, small=shape == "small", tower_layers=tower_layers, sizes=sizes)
     return folder
 
 

@@ -1,12 +1,14 @@
-"""Calls the llama.cpp library in the npm package @node-llama-cpp/linux-x64, which has a kernel library for
-each kind of CPU. `libraries` is the folder with the package's .so files.
+"""Calls llama.cpp's libraries. `libraries` is the folder with the .so files: of the npm package
+@node-llama-cpp/linux-x64, which has a kernel library for each kind of CPU, or of environment.sh's build.
 
 Only the leading fields of llama.cpp's structures are named here, because later fields change between
 versions.
 """
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOM = 512  # Bytes for fields after the named ones.
 FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15}
@@ -52,15 +54,14 @@ def silent(level: int, text: bytes, user_data: int) -> None:
 
 
 def load(libraries: Path) -> ctypes.CDLL:
-    """Load the library, which selects the kernels for this CPU."""
+    """Load the library. The npm package's library then selects the kernels for this CPU."""
     ctypes.CDLL(str(libraries / "libggml-base.so"), ctypes.RTLD_GLOBAL)
-    (ggml_path,) = libraries.glob("libggml.v*.so")
-    (llama_path,) = libraries.glob("libllama.v*.so")
-    ggml = ctypes.CDLL(str(ggml_path), ctypes.RTLD_GLOBAL)
-    ggml.ggml_backend_load_all_from_path.argtypes = (ctypes.c_char_p,)
-    llama = ctypes.CDLL(str(llama_path), ctypes.RTLD_GLOBAL)
+    ggml = ctypes.CDLL(_library(libraries, "libggml"), ctypes.RTLD_GLOBAL)
+    llama = ctypes.CDLL(_library(libraries, "libllama"), ctypes.RTLD_GLOBAL)
     llama.llama_log_set(silent, None)
-    ggml.ggml_backend_load_all_from_path(str(libraries).encode())
+    if any(libraries.glob("libggml-cpu-*.so")):
+        ggml.ggml_backend_load_all_from_path.argtypes = (ctypes.c_char_p,)
+        ggml.ggml_backend_load_all_from_path(str(libraries).encode())
     pointer, number, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
     declared = {
         "llama_model_default_params": (ModelParams, ()),
@@ -74,17 +75,29 @@ def load(libraries: Path) -> ctypes.CDLL:
         "llama_synchronize": (None, (pointer,)),
         "llama_get_memory": (pointer, (pointer,)),
         "llama_memory_clear": (None, (pointer, ctypes.c_bool)),
+        "llama_memory_seq_rm": (ctypes.c_bool, (pointer, number, number, number)),
         "llama_get_logits": (ctypes.POINTER(ctypes.c_float), (pointer,)),
         "llama_model_get_vocab": (pointer, (pointer,)),
         "llama_vocab_n_tokens": (number, (pointer,)),
+        "llama_model_n_embd_inp": (number, (pointer,)),
         "llama_model_size": (ctypes.c_uint64, (pointer,)),
         "llama_model_quantize": (ctypes.c_uint32, (text, text, ctypes.POINTER(QuantizeParams))),
     }
-    for name, (result, arguments) in declared.items():
-        function = getattr(llama, name)
-        function.restype, function.argtypes = result, arguments
+    declare(llama, declared)
     llama.llama_backend_init()
     return llama
+
+
+def _library(libraries: Path, name: str) -> str:
+    """Return the path of a library, whose name has a version in the npm package."""
+    return str(next(libraries.glob(f"{name}.v*.so"), libraries / f"{name}.so"))
+
+
+def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> None:
+    """Set the result's type and the arguments' types of each function."""
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
 
 
 def quantise(libraries: Path, source: Path, out: Path, kind: str) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,12 +34,16 @@ class Side(Protocol):
 
 def serve(side: Side) -> None:
     """Answer requests until stdin ends."""
+    answer_lines({"weight_bytes": side.weight_bytes}, lambda ask: _told(side, ask))
+
+
+def answer_lines(greeting: Mapping[str, object], answer: Callable[[dict], dict]) -> None:
+    """Write the greeting, and then an answer to each line of stdin, until stdin ends."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    print(json.dumps({"weight_bytes": side.weight_bytes}), file=out, flush=True)
+    print(json.dumps(greeting), file=out, flush=True)
     for line in sys.stdin:
-        ask = json.loads(line)
-        print(json.dumps(_told(side, ask)), file=out, flush=True)
+        print(json.dumps(answer(json.loads(line))), file=out, flush=True)
 
 
 def _told(side: Side, ask: dict) -> dict:
@@ -57,7 +61,7 @@ def _told(side: Side, ask: dict) -> dict:
         "prompt_cpu": prompt[1],
         "steps": [step[0] for step in steps],
         "steps_cpu": [step[1] for step in steps],
-        "rss": _resident_bytes(),
+        "rss": resident_bytes(),
     }
 
 
@@ -72,6 +76,6 @@ class Clock:
         return self._last[0] - before[0], self._last[1] - before[1]
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
