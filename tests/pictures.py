@@ -12,7 +12,7 @@ from mmengine_shapes.scenes import random_scene
 
 def scene(seed=1, kind="PNG", size=None):
     """Return the bytes of an image file with a synthetic scene. `kind`: the file format. `size`: width and
-    height; None keeps the scene's own size.
+    height; None keeps the scene's size.
     """
     file = io.BytesIO()
     image = random_scene(random.Random(seed)).draw()

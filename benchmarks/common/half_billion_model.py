@@ -2,10 +2,10 @@
 
 Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, intermediate size 3072,
 vocabulary size 65,536, tied head, 381.7 M weights. Vision: 12 layers, hidden size 768. Tokenizer and
-processor come from the embedded checkpoint. With plain random weights the model would repeat one token
-forever, and equal tokens would prove nothing. So the layers' outputs are made large compared with the
-embedding. With even larger outputs (q and k norm weights of 2), the rounding to bfloat16 alone changed two
-tokens in three.
+processor come from the embedded checkpoint. With ordinary random weights the model would repeat one token
+forever, and a comparison of tokens would detect no error. Therefore the embedding is small compared with the
+layers' outputs. If the outputs are even larger (q and k norm weights of 2), rounding to bfloat16 alone
+changes two tokens in three.
 """
 
 import json
@@ -66,14 +66,14 @@ def cached_folder() -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
             made = Path(unfinished) / name
             make(made)
-            if not folder.is_dir():  # Another process may have made it meanwhile.
+            if not folder.is_dir():  # Another process may have created the folder.
                 made.rename(folder)
     return folder
 
 
 def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> None:
-    """Write the config, random weights, and the embedded checkpoint's processor files to `folder`. `text`,
-    `vision`: override sizes, for tests.
+    """Write the config, random weights, and the embedded checkpoint's processor files to `folder`. Tests
+    override sizes in the config with `text` and `vision`.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
@@ -107,7 +107,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
         value = 0.1 * noise
     elif "norm" in name:
         value = 1 + 0.3 * noise
-    elif "embed_tokens" in name:  # The head is tied to it, so this sets the logits' scale.
+    elif "embed_tokens" in name:  # Also the head's weights, so this sets the logits' scale.
         value = 0.025 * noise
     else:
         value = noise / noise[0].numel() ** 0.5

@@ -58,9 +58,9 @@ class _Bare:
 
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
-    """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH` tokens.
-    CPython preallocates the integers up to 256, and with such integers the loop is a quarter faster. Real
-    rows have larger integers, so LENGTH is above 256.
+    """Return each round's time in ns. A round only adds a token to each row, the least work that a step could
+    do in Python. Token counts begin at LENGTH, because with integers up to 256, which CPython preallocates,
+    the loop is a quarter faster.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -96,7 +96,7 @@ class Instant:
         return result
 
     def _drafted(self, plan: StepPlan, count: int) -> StepResult:
-        """Accept none to all of a row's drafts, and propose as many as allowed."""
+        """Accept a varying number of drafts per row, and propose as many drafts as allowed."""
         counts = 1 + (np.arange(count, dtype=np.int32) + plan.step) % (plan.num_drafts[plan.sample] + 1)
         proposed = np.full(count, self._num_drafts, np.int32)
         return StepResult(
@@ -114,8 +114,8 @@ class Instant:
 
 
 class Bench:
-    """An engine with its log in its own folder. `step` runs a step and returns its ns, without the executor's
-    own time.
+    """An engine that writes a log to a new subfolder. `step` runs a step and returns its time in ns, less the
+    executor's CPU time.
     """
 
     _number = 0
@@ -145,7 +145,7 @@ class Bench:
 
 @contextmanager
 def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
-    """Add each phase's ns to `into` while the block runs."""
+    """While the block runs, add the time that each phase takes, in ns, to `into`."""
 
     def timed(name: str, call: Callable) -> Callable:
         def run(*args: Any) -> Any:
@@ -173,8 +173,8 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
 
 def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:
-    """Run 2 * `count` steps and return {phase: each step's ns}. Every second step is timed by phase, so
-    that the clocks add no time to "whole", which comes from the other steps.
+    """Run 2 * `count` steps and return {phase: each step's time in ns}. Phases are timed in every second
+    step. The other steps give "whole", so that the phases' clocks add no time to "whole".
     """
     times: dict[str, list[int]] = defaultdict(list)
     for number in range(count):
@@ -195,8 +195,8 @@ def _clock_phases(bench: Bench, times: dict[str, list[int]]) -> None:
 
 
 def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
-    """Start rows that decode. Unless `shape` is aligned, the rows have different positions in their KV
-    blocks.
+    """Return an engine with decoding rows. Unless `shape` is aligned, the rows have different positions in
+    their KV blocks.
     """
     length = BLOCK * 4 + 2 * num_steps * (1 + shape.num_drafts) + 64
     blocks_each = -(-length // BLOCK) + 1
@@ -253,7 +253,7 @@ def boundary(rows: int, folder: Path, rounds: int) -> dict[str, dict[str, list[i
 
 
 def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]]:
-    """Time steps with a pool for half of the rows, so that requests are preempted all the time."""
+    """Time steps with KV blocks for only half of the rows, so that requests are preempted all the time."""
     length = 256
     bench = Bench(
         folder,
@@ -281,9 +281,7 @@ def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]
 
 
 def steady(shape: Shape, folder: Path, count: int) -> tuple[int, float]:
-    """Return the number of full garbage collections in `count` steps whose outputs are read, and a
-    checkpoint's time in µs.
-    """
+    """Run `count` steps. Return the number of full garbage collections, and a checkpoint's time in µs."""
     bench, full = _running(shape, folder, count // 2), 0
     gc.collect()
     gc.freeze()
@@ -331,7 +329,7 @@ def _resident_mib() -> float:
 
 
 def trace(path: Path, folder: Path) -> str:
-    """Return a sentence with the engine's own CPU time for a trace's first 2,000 requests, with 256 rows. All
+    """Return a sentence with the engine's CPU time for a trace's first 2,000 requests, in 256 rows. All
     requests are submitted before the first step.
     """
     requests = read_servegen(path, 2000).requests

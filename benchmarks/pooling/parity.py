@@ -2,8 +2,8 @@
 
     python -m benchmarks embedding_parity      # needs the environment of `make clients`
 
-A row has the largest absolute difference of all its values. sentence-transformers runs in its own process,
-which reads the same folders.
+A row of the table has the largest absolute difference between two results. sentence-transformers runs in its
+own process and reads the same model folders.
 """
 
 import json
@@ -37,7 +37,7 @@ SENTENCE_TRANSFORMERS, TRANSFORMERS = "sentence-transformers", "transformers"
 
 
 class Rows:
-    """Collects a row for each comparison."""
+    """A table with a row for each comparison."""
 
     def __init__(self) -> None:
         self.table = Table(
@@ -148,7 +148,7 @@ def main(
     images: Annotated[int, typer.Option(min=1, help="Number of pictures.")] = 8,
     out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
-    """Embed and score the same inputs on all sides."""
+    """Compare embeddings and scores with transformers and sentence-transformers."""
     from mmengine_shapes.scenes import random_scene
     from tests.clients.pooled_models import write_models
 

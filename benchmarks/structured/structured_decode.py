@@ -2,18 +2,17 @@
 
     python -m benchmarks structured_decode
 
-The task: describe a synthetic picture as JSON, which the model was trained to do, with a schema for the
-answer (greedy, float32, one thread). Three ways run in turn on the same pictures; every second round runs
-them in reverse order:
+The model describes synthetic pictures as JSON, the task that it was trained for. Decoding is greedy, in
+float32 and on one thread. Three ways run in turn on the same pictures, and in reverse order in every second
+round:
 
     free      without a grammar and without drafts
     grammar   with the schema, without drafts
     drafts    with the schema, and with the tokens that it forces as drafts (spec grammar)
 
-First, each way generates each answer once without a limit. Pictures for which the tokens differ between the
-ways are counted and left out. Then every request gets the length of its answer as max_tokens, so all ways
-generate the same tokens. The result is the process's CPU time, from the end of the first step in which every
-row gets a token to the last step, divided by the number of tokens in these steps.
+First, each way generates each answer once. Pictures with different tokens in different ways are left out. In
+the measured rounds max_tokens is the answer's length, so all ways generate the same tokens. The result is the
+process's CPU time per token, after the first step in which every row gets a token.
 
     --batch 1,16   concurrent requests
     --rounds N     rounds for each batch size (default 24)
@@ -48,7 +47,7 @@ from mmengine_shapes.questions import image_questions, scene_schema  # noqa: E40
 from mmengine_shapes.scenes import random_scene  # noqa: E402
 
 FREE, GRAMMAR, DRAFTS = WAYS = ("free", "grammar", "drafts")
-MOST = 256  # maximum tokens in an answer, far more than a description of four objects needs
+MOST = 256  # maximum number of tokens in an answer; a description of four objects is far shorter
 SIDES = (64, 96, 128, 192)  # pixels
 
 
@@ -61,8 +60,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Totals after the first step in which every row gets a token: CPU time, tokens, and passes of single
-    rows through the model.
+    """Totals for the steps after the first step in which every row gets a token. A step counts as a pass for
+    each row that gets tokens.
     """
 
     cpu_ns: int
@@ -72,9 +71,7 @@ class Decoded:
 
 
 class Ways:
-    """An engine without drafts, and an engine that verifies all drafts, even where the default policy would
-    not. No run reuses cache entries from an earlier run.
-    """
+    """An engine without drafts, and an engine that verifies all drafts. Runs share no cache entries."""
 
     def __init__(self):
         shared = {"num_threads": 1, "enable_prefix_caching": False}
@@ -136,8 +133,8 @@ def pictures(ways: Ways, count: int, seed: int) -> list[Ask]:
 
 
 def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
-    """Return the requests for which all ways give the same tokens, with these tokens; the number of other
-    requests; and the number of correct answers without a grammar.
+    """Return the requests whose answers are equal in all ways, with `answer` set. Also return the number of
+    other requests, and the number of correct answers without a grammar.
     """
     decode, ends = ways.processor.tokenizer.decode, set(ways.processor.eos_token_ids)
     kept, num_right = [], 0
@@ -167,9 +164,7 @@ def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[
 
 
 def ratio(found: dict[str, list[Decoded]], way: str) -> tuple[float, float, float]:
-    """Return the CPU time per token relative to the way "free": the median of the rounds' ratios, and its
-    interval.
-    """
+    """Return the CPU time per token relative to "free": the median over the rounds, and its 95 % interval."""
     pairs = zip(found[way], found[FREE], strict=True)
     return interval([(a.cpu_ns / a.tokens) / (b.cpu_ns / b.tokens) for a, b in pairs])
 

@@ -33,8 +33,8 @@ def mmengine_log(verb, folder, *options):
 
 
 def record_random_requests(fault, seed, **settings):
-    """Record the random requests of `drive`, and return the log's folder. A fault may break an assertion of
-    vLLM, which ends the recording.
+    """Record a scheduler with the random requests of `drive`, and return the log's folder. The recording ends
+    early if an assertion in vLLM fails.
     """
     folder = new_log()
     try:

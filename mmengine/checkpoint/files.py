@@ -25,7 +25,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
     """Return `num_bytes` bytes of a file, starting at offset `start`. Raises ModelError if the file cannot be
-    read or ends earlier. `what`: the name of the data for the message.
+    read or is too short. `what` names the data in the error.
     """
     try:
         with open_regular(path) as file:

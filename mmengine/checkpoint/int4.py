@@ -67,7 +67,7 @@ class Int4Entry(TensorEntry):
     scales: TensorEntry
     zeros: TensorEntry | None
     others: tuple[TensorEntry, ...]
-    fits_float16: bool  # Whether float16 can hold all scales exactly.
+    fits_float16: bool  # Whether float16 can represent all scales.
 
     @property
     def is_decoded(self) -> bool:
@@ -75,7 +75,7 @@ class Int4Entry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Return the coding, or None if float16 cannot hold the scales exactly."""
+        """Return the matrix's Coding, or None if float16 cannot represent all scales exactly."""
         coding = Coding("int4", self.how.group, mins=self.zeros is not None)
         return coding if self.fits_float16 else None
 
@@ -116,7 +116,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return the zeros minus 8, as float32 [out, groups]. The codes have the same offset."""
+        """Return the zeros minus 8, as float32 [out, groups]. `_codes` also subtracts 8."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -146,7 +146,7 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
     """Return the tensors by canonical name, with a single entry for each 4-bit matrix.
 
     Reads scales, zeros, stored shapes and group indices from the files, but no codes. Raises ModelError if a
-    tensor that belongs to a matrix is missing or does not fit.
+    tensor that belongs to a matrix is missing or invalid.
     """
     first, *endings = _ENDINGS[how.layout]
     found, used = dict(entries), set[str]()
@@ -219,8 +219,8 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """Return the shape [out, in] of a matrix. Raises ModelError if the shapes of its tensors do not fit each
-    other, or if a tensor has a wrong dtype.
+    """Return the shape [out, in] of a matrix. Raises ModelError if its tensors have inconsistent shapes or a
+    wrong dtype.
     """
     high, wide = packed.shape
     if how.layout == "compressed-tensors":

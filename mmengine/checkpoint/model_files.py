@@ -11,14 +11,14 @@ from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
 
 
 def has_model_file(model: Path, name: str) -> bool:
-    """Return whether a model has the file `name`, such as config.json. For a GGUF file: whether
+    """Return whether a model has the file `name`, such as config.json, or is a GGUF file from which
     `read_model_json` can build this file.
     """
     return has_file(model, name) if is_gguf(model) else (model / name).is_file()
 
 
 def model_file(model: Path, name: str) -> Path:
-    """Return the path that errors name: the folder's file, or the GGUF file with the same data."""
+    """Return the path for error messages: the folder's file, or the GGUF file with the same data."""
     return gguf_file(model) if is_gguf(model) else model / name
 
 

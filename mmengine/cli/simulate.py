@@ -41,7 +41,7 @@ def simulate(
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Output file for a picture of the run over time.")] = None,
 ) -> None:
-    from mmengine.cli.pictures import check_picture  # Lazy, like all below: help needs none of them.
+    from mmengine.cli.pictures import check_picture  # Lazy, like the imports below, to make --help fast.
     from mmengine.cli.simulate_table import print_report
     from mmengine.events.log import LogWriter
     from mmengine.simulation import Driver, read_settings
@@ -76,9 +76,9 @@ def _recorder(
 ) -> "Recorder | None":
     """Return a recorder of decisions, or None if no records are needed.
 
-    Records are written to `out`, and are appended to `actual` if the scenario has expected records. The
-    records of a scenario contain the queues. For other workloads, records have no queues, and the file begins
-    with the config.
+    Records are written to `out`. If the scenario has expected records, actual records are also appended to
+    `actual`. Only a scenario's records contain the queues. For other workloads, the file begins with the
+    config.
     """
     from mmengine.simulation.records import Recorder, record_line  # Lazy: numpy
 

@@ -1,9 +1,8 @@
 """Packs full segments, and deletes old segments if a log is too large or too old.
 
-A segment is deleted only if all requests that begin in this segment or earlier were delivered. In addition
-there must be a snapshot from which the rest of the log can be replayed and every undelivered request can be
-resumed. This snapshot was taken at the segment's last record or later, and before the first undelivered
-request.
+A segment is deleted only if all requests that begin in this segment or earlier were delivered, and a suitable
+snapshot exists. The snapshot must be at the segment's last record or later, so that the rest of the log can
+be replayed. It must precede the first undelivered request, so that this request can be resumed.
 """
 
 import os
@@ -27,7 +26,7 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
-NO_SNAPSHOT = -1  # in place of a snapshot's record number: there is no snapshot
+NO_SNAPSHOT = -1  # stands for a missing snapshot's record number
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
@@ -94,8 +93,7 @@ def pack(path: Path) -> Path:
     """Replace a full segment by a zstd file, and return the file's path. A segment above MAX_UNPACKED_BYTES
     is not packed, and its own path is returned.
 
-    If the process is killed meanwhile, the segment is unchanged, or both files exist. If OSError is raised,
-    the segment is unchanged.
+    If the process is killed meanwhile, both files may exist. After an OSError, the segment is unchanged.
     """
     written = path.stat()
     if not 0 < written.st_size <= MAX_UNPACKED_BYTES:
@@ -135,10 +133,9 @@ class _Full:
 class FullSegments:
     """A log's full segments, oldest first. They are packed, and deleted when the retention allows it.
 
-    The writer calls `add`. Another thread may call the other methods. The cost of a call depends on how much
-    it packs and deletes, but not on the number of segments. For this reason the folder's segments are listed
-    only when the writer opens the folder. The snapshots are listed only when a segment was added, or when the
-    oldest segment should be deleted.
+    Only the writer calls `add`; another thread may call all other methods. To keep calls fast, the segments
+    are listed only when the writer opens the folder. The snapshots are listed only when a segment was added,
+    or when the oldest segment should be deleted.
     """
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
@@ -157,7 +154,8 @@ class FullSegments:
         return bool(self._packs and (self._new or self._to_pack))
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
-        """Delete segments beyond the retention. `needed_from`: the first record of the oldest undelivered
+        """Delete segments that exceed the retention limits. `needed_from`: the first record of the oldest
+        undelivered
         request, which must not be deleted. `open_bytes`: the current segment's size. Raises OSError,
         LogError.
         """
@@ -216,8 +214,7 @@ class FullSegments:
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
     """Delete these segments and their .cut files, so that the log begins with record `first`. Also delete
-    each snapshot whose next record is no longer in the log, because no replay can continue from this
-    snapshot.
+    snapshots whose next record is no longer in the log.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

@@ -1,4 +1,4 @@
-"""FleetEngine: has AsyncEngine's methods but no model, and lets many replicas compute its requests."""
+"""FleetEngine: has AsyncEngine's methods but no model, and forwards requests to replicas."""
 
 import asyncio
 import secrets
@@ -58,7 +58,7 @@ FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}
 
 
 class FleetEngine(AsyncAnswers):
-    """Has an engine's interface for servers, and lets replicas compute the requests.
+    """The engine of an ingress: a server without a model, which forwards requests to replicas.
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
     further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
@@ -179,7 +179,7 @@ class FleetEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Submit a prompt as `AsyncEngine.stream` does. A missing seed is drawn here, so that all replicas
+        """Submit a prompt as `AsyncEngine.stream` does. A missing seed is chosen here, so that all replicas
         use the same seed.
 
         `hold` has no effect without `durable`.
@@ -312,7 +312,7 @@ class FleetEngine(AsyncAnswers):
         raise InvalidRequest(f"no request {request_id!r} of the previous process waits to be attached")
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """Forget answers that their streams held and their callers have stored."""
+        """Forget answers to requests with `hold`, because their callers have stored these answers."""
         if self._durable is None or self._leaves:
             return
         for answer in answers:

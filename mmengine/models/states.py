@@ -50,22 +50,21 @@ class StepStates(Generic[T]):
     """The states for a step with n rows, in s slots. Tensors are torch tensors. Arrays are numpy int32 on the
     host.
 
-    A token is certain if it is not a draft. A row's state in its slot includes all tokens that were certain
-    in the row's last step. The tokens after the certain tokens were drafts, and `pending` holds the drafts'
-    inputs. The first `stayed` drafts were accepted. The step computes these drafts again, before the row's
-    new tokens. The first `certain` new tokens are certain, and the others are drafts.
+    A token is certain if it is not a draft. The state in a row's slot covers all tokens up to the last
+    certain token in the row's previous step. `pending` has the inputs of that step's drafts. The first
+    `stayed` drafts were accepted, and this step begins by adding them to the state. The row's new tokens
+    follow: first `certain` certain tokens, then drafts.
 
-    A step can also keep copies of a row's state. For row i these are the entries kept_starts[i] to
-    kept_starts[i + 1] in `kept_after` and `kept_slots`. An entry in `kept_after` is a number of tokens after
-    the state in the row's slot, from 1 to stayed + certain. A row's entries ascend. The state after this
-    number of tokens is also written to the entry's slot in `kept_slots`.
+    A step can also copy states to other slots. The copies for row i are kept_starts[i] to kept_starts[i + 1].
+    Copy k is the row's state after kept_after[k] tokens of this step (1 to stayed + certain, ascending), and
+    is written to slot kept_slots[k].
     """
 
     conv: T  # [s, layers, taps - 1, width], oldest input first; the model's dtype.
     # float32 [s, layers, heads, key_dim, value_dim]. The CPU kernels store a head's values in another order.
     recurrent: T
-    # [max rows, layers, room, input_width]: the convolution's inputs, then the inputs to beta and to the
-    # decay.
+    # [max rows, layers, max drafts, input_width]: the convolution's inputs, then the inputs to beta and to
+    # the decay.
     pending: T
     slots: np.ndarray  # [n], indices in `conv` and `recurrent`
     rows: np.ndarray  # [n], indices in `pending`

@@ -3,9 +3,9 @@
 A record is either an observation (an input of the engine, such as an arrival or a result) or a decision of
 the scheduler. An observation that contradicts the earlier records raises CorruptLog with the record's number.
 A record that would make a replay take too much memory or never end also raises CorruptLog. A decision that
-breaks a rule of the state is a finding (findings.py) instead. If the state can take the decision, the fold
-applies the decision anyway. Otherwise the iteration ends before the decision's record, and readers return
-their result up to this record.
+breaks a rule of the state is a finding (findings.py) instead. If the state can take the decision, the replay
+continues. Otherwise the iteration ends before the decision's record, and readers return their result up to
+this record.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,12 +48,12 @@ class CheckedLog:
     """Iterates over the records of the log in a folder. `record` is the current record.
 
     `wait`: for a log that is still being written, see LogFollower. `after`: a record number. The iteration
-    then begins after the newest snapshot before the record with this number. If the log's beginning was
-    deleted, the iteration begins after the oldest snapshot.
+    then begins after the newest snapshot before this record. If the log's beginning was deleted, the
+    iteration begins after the oldest snapshot.
 
     `begins_after` is the record number of the snapshot, or -1 without a snapshot. `first` is the first
-    record, if any. `findings` collects the decisions that break a rule. Several readers of a log may share
-    one `findings` object, which then collects the findings of all these readers.
+    record, if any. `findings` collects the decisions that break a rule. Several readers may share a
+    `findings` object.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
@@ -195,7 +195,7 @@ class CheckedLog:
         evolve(state, event)
 
     def check(self, state: State, event: ev.Event) -> None:
-        """Collect the rules that an event breaks. Must be called in a `naming` block. An error means that the
+        """Collect the rules that an event breaks. Must be called in a `naming` block. Raises an error if the
         state cannot take the event.
         """
         for broken in broken_rules(state, event):
@@ -222,8 +222,8 @@ class CheckedLog:
 
 
 class _Naming:
-    """The context manager of `CheckedLog.naming`. A class is faster than a generator, and a replay enters two
-    of these blocks for each record.
+    """The context manager of `CheckedLog.naming`. A class is faster than a generator function, and a replay
+    enters two of these blocks per record.
     """
 
     __slots__ = ("_log", "_outer", "_record")
@@ -291,8 +291,8 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
 
 
 def _constants(started: ev.Started, config: EngineConfig) -> tuple[ev.FoldConstants, ...]:
-    """Return the constants that STARTED may have. Earlier recorders did not set `fills_with_results`, and
-    took `media_ahead` and `media_held_ahead` from vLLM's newest version.
+    """Return the constants that STARTED may have. The second item is for earlier recorders, which did not set
+    `fills_with_results` and took `media_ahead` and `media_held_ahead` from vLLM's newest version.
     """
     exact = constants_of(config, started.host)
     if not started.host:

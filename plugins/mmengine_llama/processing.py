@@ -1,4 +1,4 @@
-"""Describes a text model's prompts to the shared processor."""
+"""Builds the processor for a text model's prompts."""
 
 from pathlib import Path
 
@@ -9,14 +9,12 @@ from mmengine.processing.description import REMEDY, Description, read_generation
 from mmengine.processing.processor import ChatProcessor
 from mmengine_llama.config import read_config
 
-VERSION = "llama-processing-1"  # Changes when the same input would give other tokens.
+VERSION = "llama-processing-1"  # Must change when the same input gives other tokens.
 NO_PROJECTOR = "serve the model with its projector (--mmproj)"
 
 
 def load_processor(model: Path) -> ChatProcessor:
-    """Return the processor for the model in a folder or a GGUF file. Raises ModelError, which names the
-    problem.
-    """
+    """Return the processor for the model in a folder or a GGUF file. Raises ModelError."""
     config, tokenizer = read_config(model), ChatTokenizer.of_folder(model)
     return ChatProcessor(
         Description(

@@ -1,5 +1,5 @@
-"""Attention over one sequence, written in plain torch. The probe (probe.py) runs the decoder with this
-attention when a model is loaded.
+"""Attention over one sequence, written in plain torch. When a model is loaded, probe.py runs the decoder with
+this attention.
 """
 
 import torch
@@ -39,7 +39,9 @@ class ReferencePort:
 
 
 def visible(spec: LayerAttention, first: int, num_tokens: int, device: torch.device) -> Tensor:
-    """Return which keys the tokens from `first` on may see: bool [num_tokens - first, num_tokens]."""
+    """Return the mask for the tokens from `first` on, bool [num_tokens - first, num_tokens]: True for visible
+    keys.
+    """
     query = torch.arange(first, num_tokens, device=device)[:, None]
     key = torch.arange(num_tokens, device=device)[None]
     seen = key <= query

@@ -7,21 +7,18 @@ The log is an ordinary mmengine log, so `mmengine log` reads it without vLLM and
 STARTED names the host ("vllm 0.32.0") and contains settings with `compat` "vllm". Each call of `schedule`
 becomes these events, in this order (`*`: any number):
 
-    GRAMMAR_READY*   requests whose grammar this call found compiled
-    PREEMPTED*       in the order of preemption
-    EVICTED          encoder outputs that left the cache; omitted if there are none
-    SCHEDULED        rows that were running before; omitted if there are none
-    ADMITTED*        new and resumed requests, in the order of admission
-    DISPATCHED       only with asynchronous scheduling
+    GRAMMAR_READY* requests whose grammar is now compiled PREEMPTED* in the order of preemption EVICTED
+    encoder outputs that left the cache; omitted if there are none SCHEDULED rows that were running before;
+    omitted if there are none ADMITTED* new and resumed requests, in the order of admission DISPATCHED only
+    with asynchronous scheduling
 
 `update_from_output` becomes EXECUTED and FINISHED*. `update_draft_token_ids` becomes DRAFTED. `add_request`
 becomes QUEUED. `finish_requests` becomes CANCELLED and FINISHED for each request that it returned.
 `reset_prefix_cache` becomes CACHE_RESET. Calls that no other event describes become NOTED.
 
-A row is a number that the recorder gives to a request at its admission: the lowest free number. The number
-becomes free again when the request has left and no step in flight contains it. vLLM's outputs describe whole
-calls, so the log does not contain the order of preemptions and allocations within a call. A replay derives
-this order.
+At admission, the recorder gives a request the lowest free row number. The number becomes free again when the
+request has left and no step in flight contains the request. vLLM's outputs describe whole calls, so the log
+does not contain the order of preemptions and allocations within a call. A replay derives this order.
 
 Modules, from the bottom up: `vllm_object` reads vLLM's objects by name; `columns` makes bytes and
 arrays from ints; `contents` hashes token ids; `host_facts` and `request_facts` translate vLLM's settings and

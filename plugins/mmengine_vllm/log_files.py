@@ -72,7 +72,7 @@ class LogSeries:
         self._file = LogFile(free_folder(path), started, 0)
         self._full: list[LogFile] = []
         self._items: EncodedItems | None = None
-        self._shift = 0  # added to the recorder's step to get the step in the folder
+        self._shift = 0  # the step in the current folder minus the recorder's step
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class LogSeries:
         return bool(self._most) and self._file.num_bytes > self._most // 2
 
     def begin(self, base: Base) -> None:
-        """Begin a new folder, whose first events are the base's events. Raises LogError."""
+        """Begin a new folder with the events in `base`. Raises LogError."""
         started = begun_midway(self._started, {"follows": self.folder.name})
         file = LogFile(free_folder(self._path, self.folder), started, base.ns)
         self._file.close()

@@ -1,4 +1,4 @@
-"""Tests hosted models whose linear layers are stored as FP8 or int4, or are quantised to int8 at loading.
+"""Tests transformers' models in our engine, with FP8 or int4 weights, or with int8 quantising at loading.
 
 The reference is transformers' model with the dequantised weights.
 """

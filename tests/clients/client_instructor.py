@@ -1,4 +1,4 @@
-"""Checks for instructor in each of its modes for this API."""
+"""Checks the client instructor in each mode for OpenAI's API."""
 
 import instructor
 import openai

@@ -1,6 +1,6 @@
-"""A Hypothesis state machine that runs arrivals, cancellations, failures and steps in any order. The
-invariants must hold after every rule, the tokens must equal those of an undisturbed run, applying the log's
-events must give the live state, and `verify` must accept the log.
+"""A Hypothesis state machine that runs arrivals, cancellations, failures and steps in any order. After every
+rule the invariants must hold. Tokens must equal an undisturbed run's, the log's events must give the live
+state, and `verify` must accept the log.
 """
 
 import random
@@ -54,7 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive_from_elsewhere(self):
-        """Submit a request whose first tokens another engine sampled."""
+        """Submit a request whose first output tokens come from another engine."""
         request = small_request(self.rng, self._new_name(), self.config, grammars=0.1, like=self.last)
         tokens, _ = reference_tokens(request, self.config, eos_in=EOS_IN)
         had = np.array(tokens[: self.rng.randrange(len(tokens))], np.int32)
@@ -156,8 +156,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def misled(folder):
-    """Return the requests that had prefix hits on blocks that were never filled, because the row that would
-    have filled them was preempted in the same step. vLLM has such hits, and `compat` "vllm" has them too
+    """Return the requests with prefix hits on blocks that were never filled. The row that should have filled
+    such a block was preempted in the same step. vLLM has these hits, and so does `compat` "vllm"
     (docs/how-to/simulation.md).
     """
     left, found = set(), set()  # blocks that were never filled, and requests that hit them
@@ -177,9 +177,7 @@ def misled(folder):
 
 
 def test_hits_on_uncomputed_blocks_are_known(monkeypatch):
-    """With seed 931, r2 is preempted in step 58, in which it would have filled a block, and later hits
-    this block.
-    """
+    """With seed 931, r2 is preempted before it fills a block in step 58, and later hits this block."""
     machine = EngineMachine()
     machine.start(seed=931)
     for _ in range(40):

@@ -44,7 +44,7 @@ def test_a_flood_of_one_tenant_does_not_starve_another():
         bench.submit(request("other", 4, tenant="other"))
         steps[count] = num_steps_to_first_token(bench, "other")
     assert steps[600] <= 2 * steps[8]
-    assert len(bench.state.waiting) > 500  # the flood is far from its end
+    assert len(bench.state.waiting) > 500  # most requests of the flood still wait
 
 
 def test_without_tenants_the_order_is_that_of_arrival():

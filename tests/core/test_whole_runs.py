@@ -1,4 +1,6 @@
-"""Tests for models whose steps compute embedding runs (`atomic_runs`) or prompts (`whole_prompt`) whole."""
+"""Tests for models that must compute each media run (`atomic_runs`) or prompt (`whole_prompt`) in a single
+step.
+"""
 
 import random
 
@@ -20,7 +22,7 @@ RULES = ("atomic_runs", "whole_prompt")
 
 
 def seeds_with(rule, count):
-    """Return the first `count` seeds whose settings have the rule."""
+    """Return the first `count` seeds whose random settings have the option `rule`."""
     found = (seed for seed in range(10_000) if getattr(small_config(random.Random(seed)), rule))
     return [next(found) for _ in range(count)]
 
@@ -64,7 +66,7 @@ runs_of_items = st.lists(
 
 
 def placed(drawn):
-    """Return media whose runs have the drawn (gap, length), and the runs."""
+    """Return media with runs of the drawn (gap, length), and the runs."""
     items, runs, place = [], [], 0
     for number, item in enumerate(drawn):
         own = []
@@ -149,7 +151,7 @@ def test_a_prompt_waits_for_its_step():
 
 
 def cached_tokens(bench, one):
-    """Run a request and return how many tokens its prefix hits hold."""
+    """Run a request, and return the number of cached tokens at its admission."""
     bench.submit(one)
     admitted = next(event for event in bench.run() if isinstance(event, ev.Admitted))
     return len(ints(admitted.cached_blocks)) * bench.config.block_size

@@ -1,4 +1,4 @@
-"""Fifty open calls of all kinds get their answers, although the server is killed at random instants or
+"""Fifty open calls of all kinds get their answers, although the server is killed at random times or at
 writes.
 """
 
@@ -23,8 +23,8 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """Return the results of `run` for a folder and each part. Each part has its own log, because a log grows:
-    calls that wait for their clients wait again in each new process.
+    """Call `run` for each part in parallel, and return the results. Each part has its own log, because in a
+    long log more and more calls wait for their clients.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
@@ -47,9 +47,7 @@ def test_killed_at_random_instants(tmp_path):
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
-    """Use the embedded checkpoint, with images, structured answers and tools, in processes as users start
-    them.
-    """
+    """Use the embedded checkpoint, images, structured answers, tools, and ordinary server processes."""
     chance, begun = seeded(20), time.monotonic()
     with matrix(tmp_path, "embedded") as one:
         one.round()
@@ -67,8 +65,8 @@ def trail(one, *before):
 
 
 def tried(folder, rounds):
-    """Run rounds with deaths at points. Returns which points the first process in a round reached, and which
-    the second.
+    """Run rounds in which processes die at given points. Return the points that the first processes reached,
+    and the points that the second processes reached.
     """
     begun, reached = time.monotonic(), (set(), set())
     with matrix(folder, "echo") as one:
@@ -110,8 +108,8 @@ def test_killed_before_and_after_each_kind_of_write(tmp_path):
 
 
 def told_to_end(one, chance, *points):
-    """Send SIGTERM to the server, and start the server again after its end. Returns the exit code, and the
-    writes after the signal.
+    """Send SIGTERM to the server, and restart the server after its end. Return the exit code, and the writes
+    after the signal.
     """
     found = []
 
@@ -131,7 +129,7 @@ def told_to_end(one, chance, *points):
 
 
 def test_killed_before_and_after_each_write_of_its_end(tmp_path):
-    """The process is told to end while calls are open, and dies before it has ended."""
+    """The server gets SIGTERM while calls are open, and is killed before it exits."""
     chance, options = seeded(27), ("--drain-s", "0")
     with matrix(tmp_path / "trails", "echo", *options, keeps_socket=True) as one:
         one.round()

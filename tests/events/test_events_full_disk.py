@@ -25,8 +25,8 @@ from tests.core.small_engine import request, settings_of
 
 
 class SmallDisk:
-    """A model of a file system with `num_bytes` bytes, which replaces the system calls of a log writer. It
-    counts written bytes and the allocated reserve.
+    """Simulates a file system with `num_bytes` bytes by replacing a log writer's system calls. Counts written
+    bytes and the allocated reserve.
     """
 
     def __init__(self, monkeypatch, num_bytes):
@@ -83,7 +83,7 @@ class Users:
                 self.ends[output.request_id] = output.finish_reason
 
     def run_until_refused(self, most=4000):
-        """Keep a few requests running until one is refused, and return the reason."""
+        """Keep a few requests running until the engine refuses a request, and return the error's text."""
         for _ in range(most):
             if len(self.requests) - len(self.ends) < 4 or self.core.stalled:
                 try:

@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def stack_bytes(cubin: bytes) -> int:
-    """Return the bytes per thread that the kernel spills to the stack because registers do not suffice."""
+    """Return how many bytes per thread the kernel spills from registers to the stack."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

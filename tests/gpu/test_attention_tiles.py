@@ -1,4 +1,6 @@
-"""Tests of the tile plan: every query and every span is planned once, and idle programs get parts."""
+"""Tests that the tiles cover every query and every span of KV once, and that long rows are split if GPU
+programs are idle.
+"""
 
 import numpy as np
 import pytest

@@ -82,8 +82,8 @@ def test_pieces_make_no_difference(tmp_path, monkeypatch, form, piece):
 @needs_kernels
 @pytest.mark.parametrize("form", CODINGS)
 def test_a_model_answers(tmp_path, form):
-    """The held format is reported and is part of the log's fingerprints. With int8, the first tokens equal
-    the unquantised model's.
+    """The weights' format is reported and is part of the log's fingerprints. With int8, the first tokens
+    equal the unquantised model's.
     """
     make_tiny(tmp_path)
     said = []

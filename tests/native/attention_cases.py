@@ -35,7 +35,7 @@ class Rows:
         self.random = np.random.default_rng(seed)
         self.torch_random = torch.Generator().manual_seed(seed)
         self.pool = KVPool(spec, num_blocks, block_size, dtype, open_device(str(device)))
-        # A block's previous request may leave NaN in it. Block 0 is the dummy block.
+        # Earlier requests may leave NaN in blocks, except in block 0, the dummy block.
         self.pool.blocks[:, 1:] = float("nan")
         self.backend = make(spec, self.pool)
         self.free = self.random.permutation(np.arange(1, num_blocks)).tolist()

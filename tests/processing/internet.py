@@ -1,7 +1,7 @@
 """A simulated internet on the loopback interface: hosts with names, certificates and scripted behaviour, on
 real sockets.
 
-127.0.0.1 plays a public address, and 127.0.0.2 a private one. The connections to each are counted.
+127.0.0.1 stands for a public address, and 127.0.0.2 for a private address. Connections to both are counted.
 """
 
 import contextlib

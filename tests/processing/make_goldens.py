@@ -4,8 +4,8 @@ video_cases.py.
     pip install --no-deps --target DIR torchvision==0.28.0
     python tests/processing/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and with transformers. The video processor of transformers
-needs torchvision, which nothing else here needs. Pixels are stored as the SHA-256 of the uint8 patches.
+Run once by hand, with the CPU build of torch 2.13 and with transformers. transformers' video processor needs
+torchvision. Pixels are stored as the SHA-256 of the uint8 patches.
 """
 
 import hashlib

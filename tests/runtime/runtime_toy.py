@@ -32,8 +32,8 @@ class DenseAttention:
 class ToyModel:
     """A model with two attention layers.
 
-    Positions are added to the embeddings as waves. Image features replace embeddings and are also added after
-    each layer.
+    Positions are added to the embeddings as sine waves. Image features replace embeddings and are also added
+    after each layer.
     """
 
     def __init__(self, seed=0, layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32):
@@ -85,7 +85,7 @@ class ToyModel:
 def positions_of(prompt_token_ids, media):
     """Return positions int32 [3, n] and delta.
 
-    A text token takes one position, a media run of any length three.
+    A text token takes one position. A media run takes three positions.
     """
     columns, at, next_position = [], 0, 0
     for start, length in sorted(run for item in media for run in item.runs):
@@ -186,9 +186,8 @@ class Driver:
         self.evict.append(key)
 
     def plan(self, *work):
-        """Plan a step. `work`: for each scheduled row its request's name, and how many tokens it computes.
-
-        None instead of a number: all tokens that are not computed yet.
+        """Plan a step. `work`: (request name, number of tokens to compute) for each scheduled row. None: all
+        uncomputed tokens.
         """
         parts, admitted, encode, media, sample = [], [], [], [], []
         start = 0

@@ -1,4 +1,4 @@
-"""Tests that a Mirror, which sees only the log's frames, has the same plan for each step as the engine."""
+"""Tests that a Mirror, which reads only the log's frames, derives the engine's plan for each step."""
 
 import random
 from contextlib import suppress

@@ -1,7 +1,7 @@
-"""Tests of steps that are replayed in a bucket: the choice of the bucket, its padding, and the tokens.
+"""Tests of decode graphs: the choice of a bucket (a batch shape), its padding, and the tokens.
 
-The tokens must equal those of launched steps. No GPU is used: a replay calls the captured Python function
-again, over the buffers that a CUDA graph would use.
+Tokens must equal the tokens without graphs. No GPU is used: a replay calls the captured Python function
+again, with the same buffers as a CUDA graph.
 """
 
 import numpy as np
@@ -147,7 +147,7 @@ def make(recorder, attention="torch", **settings):
 
 
 def run(recorder):
-    """Run prompts, chunks, an image, sampling, penalties and a preemption, with changing rows in the
+    """Run prompts, chunks, an image, sampling, penalties and a preemption, with different rows in different
     steps.
     """
     driver = make(recorder)

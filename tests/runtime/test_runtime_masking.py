@@ -1,5 +1,5 @@
-"""Tests of masks in the sampler: sampling with a mask equals sampling from logits with -inf, in all
-options.
+"""Tests of masks in the sampler: with all options, sampling with a mask equals sampling from logits with
+-inf.
 """
 
 from contextlib import nullcontext

@@ -71,8 +71,8 @@ class Bench:
 
 
 def reference_scores(logits, sampling, prompt, outputs):
-    """Return the log weights from which a row's token is drawn, as a list of floats; -inf for excluded
-    tokens.
+    """Return the scores from which a row's token is sampled, as floats: log-probabilities plus a constant,
+    and -inf for excluded tokens.
     """
     scores = [float(x) for x in logits]
     for token, bias in sampling.logit_bias.items():
@@ -188,9 +188,7 @@ def test_filters_equal_transformers_processors():
 
 
 def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
-    """A row with top_p 1 must keep all tokens, although the likeliest token's probability rounds to 1 and the
-    other row has top_p 0.5.
-    """
+    """A row with top_p 1 keeps all tokens, even if the likeliest token's probability rounds to 1."""
     logits = torch.full((2, 50), -20.0)
     logits[:, 7] = 0.0
     kept = keep_top(logits, torch.tensor([[50], [50]]), torch.tensor([[1.0], [0.5]]), 50)
@@ -349,9 +347,9 @@ def chi_square(counts, probabilities):
 )
 @pytest.mark.parametrize("along", ["seed", "output", "sample"])
 def test_the_sampled_distribution(options, along):
-    """Draw 20,000 tokens whose keys differ only in one part, `along`.
+    """Sample 20,000 tokens with random keys that differ only in `along`.
 
-    The statistic must be below its mean plus six standard deviations.
+    The chi-square statistic must be below its mean plus six standard deviations.
     """
     n, vocab_size = 20000, 30
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(6)) * 2
@@ -374,7 +372,7 @@ def test_the_sampled_distribution(options, along):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(LIKELY), min_size=9, max_size=9)))
 def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
-    """This holds for any number of listed tokens and in any batch."""
+    """The order holds for any number of listed tokens and in any batch."""
     logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
     for most in (1, 4, 10):
         values, token_ids = topk_tokens_of(logprobs, most)

@@ -43,7 +43,7 @@ class Plan:
 
 
 def one_to_one(draw, sources, targets):
-    """Return pairs in which no block occurs twice on either side."""
+    """Return (source, target) pairs in which all sources differ and all targets differ."""
     count = draw(st.integers(1, min(sources, targets)))
     left = draw(st.permutations(range(sources)))[:count]
     right = draw(st.permutations(range(targets)))[:count]
@@ -80,7 +80,7 @@ def test_the_latest_copies_change_nothing(plans, per_slab):
         for name, (source, target) in ways.items():
             for left, right in getattr(plan, name) if getattr(plan, name) is not None else ():
                 target[right] = source[left]
-        pool.blocks[:, written] = float(number)  # as the layers would
+        pool.blocks[:, written] = float(number)  # as the layers write KV
         device[written] = float(number)
         assert [sorted(set(pool.blocks[:, block].flatten().tolist())) for block in range(BLOCKS)] == [
             [value] for value in device

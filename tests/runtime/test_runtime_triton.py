@@ -1,4 +1,4 @@
-"""Tests of when the Triton attention kernels are refused. Their results are tested in tests/gpu."""
+"""Tests when the Triton attention kernels are refused. The kernels' results are tested in tests/gpu."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Generates hostile images and videos from seeds, quickly, with knowledge of the file formats."""
+"""Generates hostile images and videos from seeds."""
 
 import io
 import random
@@ -160,7 +160,7 @@ def tiff(rng: random.Random) -> bytes:
 
 
 def tiff_pages(rng: random.Random) -> bytes:
-    """Return a chain of valid pages with a few bytes each."""
+    """Return a TIFF file with many valid small pages."""
     return b"".join(_small_pages(rng.choice((100, 2000, 4000))))
 
 
@@ -311,7 +311,7 @@ BOMBS: dict[str, Callable[[random.Random], bytes]] = {"png bomb": png_bomb}
 def hostile_file(
     rng: random.Random, makers: dict[str, Callable[[random.Random], bytes]]
 ) -> tuple[str, bytes]:
-    """Return a kind and its bytes."""
+    """Return a random kind of file, and a file's bytes."""
     kind = rng.choice(list(makers))
     data = makers[kind](rng)
     for _ in range(rng.choice((0, 0, 1, 2))):

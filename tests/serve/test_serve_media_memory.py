@@ -102,8 +102,8 @@ def test_a_batch_prepares_ahead_within_its_bytes(ahead):
         assert isinstance(answers.pop(5), InvalidMedia)
         assert {k: one.text for k, one in answers.items()} == {k: f"PROMPT {k}" for k in range(40) if k != 5}
         assert engine.media_memory.num_bytes == 0
-        # Each worker begins a prompt while there is room, so two workers may exceed the limit by two prompts.
-        # If no request runs, a job enters without room.
+        # Both workers begin a prompt if the limit is not reached yet, so two prompts may exceed the limit. If
+        # no request runs, a prompt above the limit is prepared.
         assert engine.media_memory.most <= max(ahead, ROWS) + 2 * ROWS or ahead == 10**9
         assert processor.salts == ["tenant"] * 39 + processor.salts[39:]
 

@@ -1,6 +1,6 @@
 """A limit on reasoning: at the limit the engine writes the end marker, and the answer follows.
 
-This holds with any batch, drafts and interruption.
+The limit also holds in any batch, with drafts, and after an interruption.
 """
 
 import asyncio

@@ -229,7 +229,7 @@ def check(value, name, *, is_event=False):
 
 
 def check_answer(path, status, body):
-    """Check an answer of chat or completions that is not streamed, or an error."""
+    """Check an error, or an answer to a chat or completions call without streaming."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -310,7 +310,7 @@ def _check_usage(chunks, options, *, is_complete):
 
 
 def _check_choices(path, chunks, *, is_complete):
-    """Check that each choice begins with its role, has one finish reason, and has no output after it."""
+    """Check that each choice begins with its role, and ends with its only finish reason."""
     begun, ended, calls = set(), set(), {}
     for chunk in chunks:
         for choice in chunk["choices"]:

@@ -1,5 +1,5 @@
-"""Tests boxes in answers about images that the client names by URL, server path or file id. Further tests use
-a fleet replica, and a model family whose unit is the resized image's pixels.
+"""Tests boxes in answers about images that the client names by URL, server path or file id. Also tests a
+fleet replica, and a model family with boxes in pixels of the resized image.
 """
 
 import base64

@@ -21,7 +21,7 @@ POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budge
 
 
 def drafts_in_flight(folder):
-    """Return how many drafts the log's last step leaves for the next."""
+    """Return how many drafts the log's last step leaves for the next step."""
     steps = [record.event for record in LogReader(folder) if isinstance(record.event, ev.Executed)]
     columns = steps[-1].num_drafts if steps else None
     return 0 if columns is None else int(np.frombuffer(columns, np.int32).sum())
@@ -38,8 +38,8 @@ def requests(in_forms, most_tokens):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that runs requests once with each config, and returns three copies of the log, made
-    after about a fifth, two fifths and three fifths of the answers' tokens.
+    """Return a function that runs requests and returns three copies of the log. The copies are made after
+    about one, two and three fifths of the tokens. Each config runs only once.
     """
     copies = {}
 
@@ -55,8 +55,8 @@ def run(tmp_path_factory):
 
 
 def copies_of_a_run(asked, folder, config, count, apart):
-    """Return `count` copies of the log. Copy n (from 1) is made once n * `apart` tokens exist, after a step
-    that left drafts for the next step.
+    """Return `count` copies of the log. Copy n (from 1) is made after n * `apart` tokens or more, when a step
+    left drafts for the next step.
     """
     copies = []
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
@@ -77,15 +77,15 @@ def copies_of_a_run(asked, folder, config, count, apart):
         ("auto", "all", "auto"),
         ("script", "all", "script"),
         ("eagle3", "goodput", "eagle3"),
-        ("grammar", "all", "auto"),  # the first process has no KV cache for a head
-        ("auto", "all", "grammar"),  # the later process has none
+        ("grammar", "all", "auto"),  # the first process has no KV cache for a draft head
+        ("auto", "all", "grammar"),  # the later process has no such cache
         ("auto", "all", "eagle3"),
         ("eagle3", "all", "auto"),
     ],
 )
 def test_a_resumed_run_gives_the_same_answers(spec, policy, later, run, tmp_path):
-    """Another process continues with the drafters `later`. With goodput, it also continues from snapshots,
-    which store goodput's state.
+    """Another process continues with the drafters `later`. With goodput, it continues from snapshots with
+    goodput's state.
     """
     kind = bool({"auto", "grammar"} & {spec, later}), 40 if policy == "all" else 120
     asked, want = requests(*kind)

@@ -40,7 +40,7 @@ def test_compiled_schemas_allow_long_keys():
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_broken_answer_affects_no_other(monkeypatch, num_threads):
-    monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # So little fuel that the answer soon fails.
+    monkeypatch.setattr(llguidance_backend, "STEP_FUEL", 1_000)  # Low, so that the answer soon fails.
     engine = byte_backend(num_threads)
     grammars = {
         "breaks": compiled({"type": "string", "pattern": "^(.*a.{14})$"}, engine),

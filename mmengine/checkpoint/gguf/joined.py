@@ -1,4 +1,4 @@
-"""Joins tensors that GGUF files store apart, such as the queries, keys and values of a vision tower."""
+"""Joins tensors that GGUF files store separately, such as the queries, keys and values of a vision tower."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -57,7 +57,7 @@ class GGUFModel:
         except ModelError as error:
             if is_named or (found and found.is_vision):
                 raise
-            # A text model may lie beside the projector of another model.
+            # The projector in the same folder may belong to another model.
             self._unused = str(error)
             return None
 
@@ -68,9 +68,9 @@ class GGUFModel:
     def file(self, name: str) -> dict[str, object]:
         """Return the contents of the file `name` in an equivalent model folder.
 
-        `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which contains
-        the chat template; with a projector, also the files that its `settings` names.
-        Raises ModelError if the metadata is missing, damaged or not supported.
+        `name`: config.json, generation_config.json, tokenizer.json or tokenizer_config.json; with a
+        projector, also the names in its `settings`. Raises ModelError if the metadata is missing, damaged or
+        not supported.
         """
         projector = self.projector
         if name == CONFIG:
@@ -118,7 +118,7 @@ class GGUFModel:
 
     @property
     def note(self) -> str:
-        """Return a text for users that names the projector, or says why a vision model has none, or ""."""
+        """Return a text for users about the projector or its absence, or "" for a text model."""
         if self.projector is not None:
             return self.projector.limits_text()
         if self._unused:

@@ -8,7 +8,7 @@ from mmengine.errors import ModelError
 
 MAX_METADATA_BYTES = 128 * 2**20  # Limit for all bytes before the weights; 262,144 tokens take 16 MB.
 MAX_STRING_BYTES = 16 * 2**20  # Limit per string; chat templates have up to 100 kB.
-MAX_STRINGS = 2**21  # Limit for the strings of all arrays; the largest vocabulary with merges has 777,000.
+MAX_STRINGS = 2**21  # Limit for the strings in all arrays; the largest vocabulary with merges has 777,000.
 
 
 class Source:
@@ -48,7 +48,7 @@ class Source:
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:
-        """Read a UTF-8 string, which is stored after its length in 8 bytes. `what` names the string in
+        """Read a length in 8 bytes, and a UTF-8 string with this length. `what` names the string in
         errors.
         """
         length = self.count(8)

@@ -49,7 +49,7 @@ def rerun(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    from rich.console import Console  # Lazy, like all below: help needs none of them.
+    from rich.console import Console  # Lazy, like the imports below, to make --help fast.
 
     from mmengine.replay.rerun.rerun import NoPrediction, read_changes, rerun
     from mmengine.simulation.bounded_files import read_object
@@ -132,8 +132,8 @@ def _table(result: "Rerun") -> "Table":
 
 
 def _interval(result: "Rerun", name: str, logged: float) -> str:
-    """Return a predicted figure as text: the logged value if the predicted decisions equal the log's
-    decisions, otherwise an interval.
+    """Return a predicted figure as text: an interval, or the logged value if the prediction has the same
+    decisions as the log.
     """
     if result.is_exact:
         return _number(logged)

@@ -1,7 +1,7 @@
 """Sessions: chains of requests, for example a chat's turns, whose KV blocks are kept between requests.
 
-A session contains its requests' tokens and media, and the positions at which the requests begin. The
-next request continues after these tokens, and its prefix hits find the computed blocks. To protect these
+A session contains its requests' tokens and media, and the positions at which the requests begin. The next
+request's prompt continues after these tokens, and the prefix cache finds their blocks. To protect these
 blocks from eviction, a session holds a *lease*: references to the full blocks of its tokens.
 
 The total size of all leases is limited. If a request would otherwise wait or be preempted, leases are
@@ -19,12 +19,12 @@ from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
-IDLE = "idle"  # the reason in SESSIONCLOSED for a session that had no calls for too long
+IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was idle too long
 
 
 class Chunk(NamedTuple):
-    """The tokens that a request added to a session. `start`: its first token's position. `num_outputs`: the
-    number of answer tokens at its end. The other fields are as in APPENDED.
+    """The tokens that a request added to a session. `start`: its first token's position. `num_outputs`:
+    number of answer tokens at the chunk's end. The other fields are as in APPENDED.
     """
 
     start: int
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 @dataclass(slots=True, eq=False)
 class SessionState:
     """One open session. `tokens`: int32. `live`: the session's unfinished request, or NO_REQUEST.
-    `leased`: the leased blocks in order, int32. `used`: its last lease's time, on `Sessions.clock`.
+    `leased`: the leased blocks in order, int32. `used`: the value of `Sessions.clock` after its last lease.
     """
 
     session_id: str
@@ -95,7 +95,8 @@ class Sessions:
     def by_age(self) -> list[SessionState]:
         """Return the sessions with leases, in the order in which leases are shortened.
 
-        Sessions without an unfinished request come first. Among equals, the least recently used comes first.
+        Sessions without an unfinished request come first. Both groups begin with the least recently used
+        session.
         """
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))

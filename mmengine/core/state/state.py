@@ -1,5 +1,5 @@
-"""The engine's state, which is the result of applying all events so far. Most values are columns with one
-entry for each row.
+"""The engine's state, which is the result of applying all events so far. Most values are arrays with an
+element per row.
 
 Only `evolve` writes to a state. Decisions read the state through a `View`, which has no methods that write. A
 row is a slot in the running batch. A waiting request has no row, and its tokens are in its RequestState. The
@@ -63,8 +63,8 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.num_rows, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # A drafter's KV at a position also depends on the next token, so a block's content includes this
-        # token. vLLM 0.32 leaves out the next token, and computes the last cached block again
+        # A drafter's KV at a position also depends on the next token, so the content of a block includes this
+        # token. In vLLM 0.32 the content leaves out this token, and the last cached block is computed again
         # (core/decide/start.py).
         reads_ahead = bool(config.lookahead_tokens) and config.compat != "vllm-0.32"
         self.content_width = config.block_size + reads_ahead
@@ -80,7 +80,7 @@ class State(Columns[np.ndarray]):
         self.num_with_media = 0  # number of rows whose request has media
         self.num_prefills = 0  # number of rows with prefill-only requests
         self.free_rows = list(range(rows - 1, -1, -1))
-        # Row numbers are intp, because numpy would convert another integer type at each use as an index.
+        # Row numbers are intp, the type to which numpy would convert other indices.
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # sorted by rank
@@ -94,8 +94,8 @@ class State(Columns[np.ndarray]):
         num_windows, width, lazy = self.windows.num_groups, self.content_width, self.has_lazy_windows
         self.blocks = BlockPool(config.num_blocks, config.block_size, width, num_windows, is_lazy=lazy)
         self.encoder = EncoderCache(config.encoder_cache_size)
-        self.part: Part | None = None  # the part that was scheduled last, of the item that is being encoded
-        self.num_large = 0  # number of requests with an item that needs more work than one step may do
+        self.part: Part | None = None  # last scheduled part of the media item that is being encoded
+        self.num_large = 0  # number of requests with a media item above the limit on encoder work per step
         self.states = StateSlots(config.num_state_slots, self.blocks.content)
         self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
         # The last block of the array is used next.
@@ -112,8 +112,8 @@ class State(Columns[np.ndarray]):
         self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests with blocks that are being fetched from a block store
         self.suspects: dict[str, None] = {}  # requests that join only small steps after a failed step
-        # Only by vLLM's asynchronous rules: row of a preempted request whose tokens are in flight ->
-        # (request, whether these tokens are dropped).
+        # Used only with vLLM's asynchronous rules. Maps the row of a preempted request with tokens in flight
+        # to (request, whether these tokens are dropped).
         self.stale: dict[int, tuple[RequestState, bool]] = {}
         self.stopped: list[str] = []  # requests that were preempted, and then ended by a step in flight
         self.thrashing: list[str] = []  # requests that reached thrash_limit and were not reported yet
@@ -123,7 +123,7 @@ class State(Columns[np.ndarray]):
         # row -> encoder keys of its request, for requests that left while a step still computes the row
         self.leaving: dict[int, list[bytes]] = {}
         self.last_rows = _NO_ROWS  # rows of the previous step; SCHEDULED with `rows` None means these rows
-        self.due_places: np.ndarray | None = None  # the result of `due`, until the next event
+        self.due_places: np.ndarray | None = None  # cached result of `due`; None after an event
         self.history = History()
         self.checkpointed_step = 0  # number of the step of the last CHECKPOINT
         self.reset_step()
@@ -141,7 +141,10 @@ class State(Columns[np.ndarray]):
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.num_decided = 0  # number of running rows, in order, whose work in this step is decided
-        self.made_room_for = (NO_ROW, 0)  # (row for which another row was preempted, tokens of its chunk)
+        self.made_room_for = (
+            NO_ROW,
+            0,
+        )  # (row for which another row was preempted, number of tokens in its chunk)
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # (key, request, index in its media)
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host
@@ -184,8 +187,8 @@ class State(Columns[np.ndarray]):
             req_state.has_large = max(req_state.media_work) > piece
 
     def known_tokens(self, req_state: RequestState) -> np.ndarray:
-        """Return a live request's prompt and its answer so far, int32. For a request with a row this
-        is a view of the row, which later events change.
+        """Return a live request's prompt and its answer so far, int32. For a request with a row, the result
+        is a view that later events change.
         """
         row = req_state.row
         return req_state.tokens if row == NO_ROW else self.token_ids[row, : self.num_tokens[row]]
@@ -235,8 +238,8 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """Return the number of the step to which `event` belongs, if it is the next event. This is the oldest
-        step in flight for EXECUTED and FAILED, and the open or next step for other events.
+        """Return the number of the step to which the next event, `event`, belongs. EXECUTED and FAILED belong
+        to the oldest step in flight, and other events to the open or next step.
         """
         returns = isinstance(event, (ev.Executed, ev.Failed))
         return self.flights[0].step if returns and self.flights else self.step

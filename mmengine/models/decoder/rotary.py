@@ -52,9 +52,10 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Return the frequencies, float32 [head_dim / 2], with the same bits as `modeling_rope_utils` in
-    transformers. The kind "linear" divides all frequencies by the factor. The kind "llama3" divides
-    frequencies with wavelengths above `original_positions / low_freq_factor`, and keeps wavelengths below
-    `original_positions / high_freq_factor`. Frequencies between these limits are interpolated.
+    transformers. The kind "linear" divides all frequencies by the factor. The kind "llama3" depends on the
+    wavelength. It divides frequencies with wavelengths above `original_positions / low_freq_factor`, keeps
+    frequencies with wavelengths below `original_positions / high_freq_factor`, and interpolates between these
+    limits.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     plain = 1.0 / rope.theta**exponents

@@ -3,9 +3,9 @@
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, in the mode
 "bicubic" or "lanczos". torch resizes the width in a first pass and the height in a second pass, and rounds
 each pass to uint8. The weights are 16-bit integers with as many fraction bits as the largest weight allows.
-Sums of products of these weights are exact in float64, so matrix products give torch's integers. Pillow's
-weights are finer, so its results differ by one grey value. They differ by more where Pillow resizes the
-height first.
+float64 represents all sums exactly, so matrix products give the same integers as torch. Pillow's results
+differ by one grey value, because its weights have more bits, and by more where Pillow resizes the height
+first.
 """
 
 from collections.abc import Callable

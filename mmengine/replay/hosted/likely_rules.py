@@ -1,5 +1,5 @@
-"""Explains a difference between a recorded log and the derived decisions, by a sentence with the rule of
-vLLM's scheduler that most likely caused the difference.
+"""Names the rule of vLLM's scheduler that most likely explains a difference between a recorded log and the
+derived decisions.
 """
 
 from mmengine.core.state.view import View

@@ -13,8 +13,8 @@ from mmengine.replay.findings import Findings
 class PendingRequest(msgspec.Struct, frozen=True):
     """A request that has not ended. `state`: "waiting", "preempted" or "running" at the log's end.
 
-    `output_tokens`: the tokens of the answer in the log. Tokens are delivered only after they are in the log,
-    so these include all tokens that the client may have received.
+    `output_tokens`: the tokens of the answer in the log. Tokens are logged before they are delivered, so
+    these include all tokens that the client received.
     """
 
     request_id: str

@@ -37,8 +37,9 @@ class GrammarMemory:
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
         """Return `grammar` with a shared source object, which is kept until `release`.
 
-        A holder, such as a core id, may hold only a single source. Raises QueueFull if there is no room for a
-        new source. The limit does not apply to a request that a previous process accepted (`was_accepted`).
+        A holder, such as a request id, may hold only a single source. Raises QueueFull if a new source would
+        exceed `max_bytes`. The limit does not apply to a request that a previous process accepted
+        (`was_accepted`).
         """
         source = grammar.source
         with self._lock:
@@ -122,9 +123,9 @@ class RequestResources:
     ) -> None:
         """Pass a request's pixels to the executor, store its media, and start compiling its grammar.
 
-        Raises InvalidRequest for an id in use, and QueueFull and other errors if a resource has no room.
-        After an error, nothing is held. For a session's request, `new` has the media that the request adds;
-        the session holds all other media.
+        Raises InvalidRequest for an id in use, and QueueFull or another error if a resource's limit is
+        reached. After an error, all resources are released. For a session's request, `new` has the media that
+        the request adds; the session holds all other media.
         """
         request_id = request.request_id
         if request_id in self._ids:

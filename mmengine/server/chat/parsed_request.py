@@ -1,6 +1,5 @@
-"""The parsed request, to which the calls of all APIs are converted. A parsed request has an envelope with the
-call data that is written to the log. This module also reads sampling parameters, answer formats and pixel
-limits from bodies.
+"""Defines the parsed request, to which the calls of all APIs are converted, and its envelope, which is stored
+in the log. Also reads sampling parameters, answer formats and pixel limits from bodies.
 """
 
 import math
@@ -38,8 +37,7 @@ _SAME = (
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data of a call that the log stores with the request. With this data, the answer can be rendered from
-    the log.
+    """Call data that the log stores with the request, so that the answer can be rendered from the log.
 
     `owner`: see ApiKeys.owner_of. A request's id in the log begins with the owner. New versions may only add
     fields with a default, because older logs must stay readable.
@@ -64,9 +62,10 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerFormat(NamedTuple):
-    """The answer's format, as arguments for the engine. At most one of `response_format` and `grammar` is
-    set.
-    `place`: the path of the body's field that sets the format.
+    """The answer's format, as arguments for the engine.
+
+    `response_format` and `grammar` are never both set. `place`: the path of the body's field that sets the
+    format.
     """
 
     response_format: Json | None = None
@@ -269,9 +268,9 @@ def build_request(
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
     """Decode the values of an object, and omit nulls.
 
-    The value in the field that `schema` names stays encoded if the value is a large object. The object in the
-    field that `held` names may contain a large schema, which also stays encoded. Large schemas stay encoded
-    because decoding 1 MB of small objects holds the interpreter lock for 10 ms.
+    The field named by `schema` stays encoded if its value is a large object, and so does the field "schema"
+    within the object named by `held`. Decoding 1 MB of small objects would hold the interpreter lock for 10
+    ms.
     """
     values: Json = {}
     for name, raw in given.items():

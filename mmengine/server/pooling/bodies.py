@@ -1,6 +1,4 @@
-"""The structs that declare the bodies of /v1/embeddings, /pooling, /v1/rerank and /score. Each field is
-declared once.
-"""
+"""The structs that declare the bodies of /v1/embeddings, /pooling, /v1/rerank and /score."""
 
 from typing import Annotated, Literal
 

@@ -44,8 +44,9 @@ int32_t mm_draft_forward(const mm_draft_head* head, mm_draft_pass* pass, const m
                          void* const* kv_layers);
 
 // The parts of a pass for a caller that computes attention itself. mm_draft_begin runs up to q, k and v of the first
-// layer, and mm_draft_end applies the final norm. In between, call mm_decoder_after_attention for the first layer and
-// both halves for each other layer, with head->decoder and pass->rows.
+// layer, and mm_draft_end applies the final norm. In between, with head->decoder and pass->rows, call
+// mm_decoder_after_attention for the first layer, and mm_decoder_before_attention and mm_decoder_after_attention for
+// each further layer.
 int32_t mm_draft_begin(const mm_draft_head* head, mm_draft_pass* pass);
 void mm_draft_end(const mm_draft_head* head, mm_draft_pass* pass);
 
@@ -62,8 +63,8 @@ typedef struct {
   const void* z;                       // [n, hidden]: the final norm's output for each row's last token
   void* carry;                         // [n, hidden]: the hidden state that the next pass reads; overwritten
   float* logits;                       // scratch: [n, draft_vocab_size]
-  // [max_drafts, n]: drafts[i] holds draft i of each row with more than i drafts. Non-negative entries are given tokens
-  // and stay.
+  // [max_drafts, n]: drafts[i] has draft i of each row with more than i drafts. Entries that are not negative before
+  // the call are used as drafts and are not changed.
   int64_t* drafts;
   void* embeds;                        // scratch: [n, embed_size]
   float *cos, *sin;                    // scratch: [n, head_dim / 2]
@@ -71,8 +72,8 @@ typedef struct {
   int64_t* slots;                      // scratch: [n]
 } mm_draft_chain;
 
-// Drafts greedily where no token is given: the best token of z, then one pass for each further token. `pass` serves as
-// scratch only.
+// Drafts greedily for the negative entries of `drafts`: the best token of z, then one pass for each further token.
+// `pass` is only scratch.
 int32_t mm_draft_run_chain(const mm_draft_head* head, const mm_draft_chain* chain, mm_draft_pass* pass,
                            void* const* kv_layers);
 

@@ -1,7 +1,7 @@
 """Writes Lark terminals for numbers with a maximum number of digits.
 
-llguidance's JSON Schema can limit digits only by a range, whose ends have at most 18 digits. llguidance
-expands the range into an alternative for each length. A Lark terminal needs only a state for each digit.
+With JSON Schema, llguidance limits digits only by a range with at most 18 digits, and compiles this range
+into an alternative for each length. A Lark terminal needs only a state for each digit.
 """
 
 from fractions import Fraction
@@ -18,10 +18,10 @@ MAX_POWER = 17
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     """Return a terminal for a number's schema, and a schema for the numbers that the terminal lacks.
 
-    The terminal allows at most `most` digits in each part of a number. A schema with a single limit is split
-    at a power of ten. The returned schema covers the numbers from the limit to the power. The terminal covers
-    the numbers beyond the power. The returned schema is None if the terminal suffices. The terminal is "" if
-    the limit has too many digits for a terminal.
+    Integer part, decimals and exponent may each have at most `most` digits. A schema with a single limit is
+    split at a power of ten: the returned schema covers the numbers from the limit to this power, and the
+    terminal covers larger numbers. The returned schema is None if the terminal suffices. The terminal is ""
+    if the limit has too many digits.
     """
     low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)

@@ -42,7 +42,7 @@ def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
     """Return the complement, or the error, and the number of steps.
 
     A cached result counts as many steps as its first computation took. Errors are cached too, because many
-    alternatives may need the same complement, and a failed computation takes the most steps.
+    alternatives may need the same complement.
     """
     budget = MatchBudget(MAX_STEPS)
     try:
@@ -59,8 +59,7 @@ def _build_complement(regex: str, budget: MatchBudget) -> Pattern:
 def may_overlap(a: str, b: str) -> bool:
     """Return whether some string may match both patterns.
 
-    False means that it is proven that no string matches both. True may also mean that the comparison was too
-    slow.
+    False is proven. True may also mean that the comparison took too many steps.
     """
     found, steps = _cached_overlap(a, b)
     spend_work(steps)

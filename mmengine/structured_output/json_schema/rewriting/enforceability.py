@@ -1,8 +1,8 @@
 """Finds the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
 
-Leaving out a branch of anyOf only excludes some values. With oneOf, the omitted branch's values must also be
-excluded from all other branches. The exclusion uses a wider schema: the branch without the parts that cannot
-be enforced.
+If a branch of anyOf is left out, the grammar only allows fewer values. If a branch of oneOf is left out, all
+other branches must also exclude its values. This exclusion uses a wider schema: the branch without the parts
+that cannot be enforced.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -54,8 +54,8 @@ class Enforceability:
     def branches(self, choice: Choice, keyword: str, pointer: str) -> Choice:
         """Return the branches that can be enforced, and add a note for each branch that is left out.
 
-        If no branch can be enforced, raises the first branch's refusal. `keyword` and `pointer` name the
-        keyword with the branches.
+        If no branch can be enforced, raises the first branch's refusal. `keyword` is anyOf or oneOf, and
+        `pointer` is its JSON pointer.
         """
         refusals = [self.refusal(branch) for branch in choice]
         kept = [branch for branch, error in zip(choice, refusals, strict=True) if error is None]

@@ -2,11 +2,11 @@
 
 With a fixed order, a model that writes a later property can no longer write an earlier optional property.
 Therefore objects with optional properties allow any order, except small objects (Bounds.ordered). The grammar
-engine's JSON Schema supports only a fixed order. An object with any order is marked and later written in
+engine's JSON Schema supports only a fixed order. Objects with any order are marked, and are later written in
 Lark, which takes longer to compile.
 
-If several schemas for one value add properties, it is undetermined which schema's properties come first. Each
-schema's properties form a group. For small objects, every order of the groups becomes an alternative.
+If several schemas for a value add properties, each schema's properties form a group, and the order of the
+groups is undetermined. For small objects, every order of the groups becomes an alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
