@@ -1,7 +1,7 @@
 """Ask two questions about a drawn image concurrently and print each answer as it grows.
 
-This script writes its own messages. Messages from strangers need a Prompt with
-media_options={"local_files": False}, because the engine otherwise reads the file at any path in a message.
+Messages from untrusted users need a Prompt with media_options={"local_files": False}. Otherwise the engine
+reads any file that a message names.
 """
 
 import asyncio

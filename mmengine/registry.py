@@ -41,12 +41,11 @@ def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
 
 
 class Registry(Generic[Thing]):
-    """The entry points of `group`, by name. `noun`: what messages call an entry, such as "policy".
+    """The entry points of `group`, by name. `noun`: the word for an entry in messages, such as "policy".
 
     `own`: name -> "module:attribute", mmengine's own entries. As in an entry point, a final "[extra]" names
-    an extra that must be installed. `beside`: further names that the setting accepts, although no entry
-    points have these names. `is_one`: returns whether an imported object is valid. `kind`: what messages call
-    a valid object.
+    an extra that must be installed. `beside`: further values that the setting accepts, for messages.
+    `is_one`: returns whether an imported object is valid. `kind`: the word for a valid object in messages.
 
     `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun} and
     {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value}, {error}
@@ -78,8 +77,8 @@ class Registry(Generic[Thing]):
         return [*self._own, *sorted(strangers - self._own.keys())]
 
     def points(self) -> list[EntryPoint]:
-        """Return all entry points, starting with mmengine's own. An entry point that two folders in sys.path
-        declare is returned once.
+        """Return all entry points, starting with mmengine's own. Duplicates from several folders in sys.path
+        are removed.
         """
         found = {(point.name, point.value): point for point in entry_points(group=self.group)}
         return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]

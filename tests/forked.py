@@ -9,14 +9,14 @@ import tempfile
 import traceback
 from subprocess import CompletedProcess
 
-# A prefix for a command whose peak memory a test measures. On Linux a program's peak begins with the memory
-# of the process that forked it. The test process may have gigabytes; a shell that forks has little.
+# A prefix for a command whose peak memory is measured. On Linux, the peak includes the memory of the forking
+# process, which is small for a shell but may be gigabytes for the test process.
 WITH_OWN_PEAK = ("sh", "-c", '"$@"; exit $?', "sh")
 
 
 def exit_code_of(run):
     """Call `run` in a fork of this process, and return its exit code. If a signal killed the fork, the code
-    is the signal's number, negated. The fork's error output is discarded.
+    is the negative signal number. The fork's error output is discarded.
     """
     pid = os.fork()
     if pid:
@@ -35,8 +35,8 @@ def exit_code_of(run):
 
 
 def run_module(name, *words) -> CompletedProcess:
-    """Run a module as `python -m` does, in a fork of this process, which has imported torch already. Return
-    its exit code and its output.
+    """Run a module as `python -m` does, but in a fork, which saves importing torch again. Return the exit
+    code and the output.
     """
     words = list(map(str, words))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -2,19 +2,18 @@
 
     python -m benchmarks resume [--quick]
 
-A process writes a log over the simulated executor: long prompts first, then 500 requests at a time until the
-next snapshot is almost due. Then the process is killed. Another process opens the log and continues to its
-first decided step:
+A process with the simulated executor writes a log: first long prompts, then 500 concurrent requests. When the
+next snapshot is almost due, the process is killed. Another process resumes the log and decides a step:
 
     snapshot   start from the newest snapshot, as usual
-    whole      read the whole log, as when no snapshot is usable
+    whole      ignore the snapshots and read the whole log
 
-The time for "open and read" covers preparing the log for appending and folding it into a state. The time "to
-the first decided step" also covers the event RECOVERED and the scheduler's decision. "MB read" is the total
-size of the opened segments and snapshots.
+"open and read" covers repairing the log's end and rebuilding the state. "to the first decided step" adds the
+event RECOVERED and the scheduler's decision. "MB read" is the total size of the opened segments and
+snapshots.
 
-Files are in the page cache. In each step one of the 500 requests ends and a new request with 800 tokens
-arrives. One answer in ten was not delivered.
+The files are in the page cache. About one request ends in each step, and a new request with 800 prompt tokens
+replaces the ended request. One answer in ten stays undelivered.
 """
 
 import argparse
@@ -45,9 +44,10 @@ from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import Request, SamplingParams
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 
-LIVE, PROMPT, ANSWER = 500, 800, 500  # live requests, tokens in a prompt, mean tokens in an answer
+# Live requests, tokens in a prompt, and tokens in an answer (from ANSWER / 2 to 2 * ANSWER).
+LIVE, PROMPT, ANSWER = 500, 800, 500
 BENCHMARKS = Path(__file__).resolve().parents[1]
-LONG = 32_000  # tokens in the prompts that fill a log
+LONG = 32_000  # approximate number of tokens in each long prompt
 LOG_BYTES, QUICK_BYTES = 5 * 10**9, 50 * 10**6
 BAR_S = 2.0
 EXECUTORS = {"weights": "simulated"}
@@ -88,9 +88,7 @@ class Load:
 
 
 class Timed(SnapshotFolder):
-    """A snapshot folder that records the CPU time that snapshots take in the engine's thread and in the
-    writing thread.
-    """
+    """Records the CPU time for snapshots in the engine's thread and in the writing thread."""
 
     seconds: list[float] = []
     began = writing_s = 0.0
@@ -110,7 +108,7 @@ class Timed(SnapshotFolder):
 
 
 def write(folder: Path, quick: bool) -> None:
-    """Write a log in a process that is killed at the end."""
+    """Write a log, print the snapshots' times as JSON, and exit abruptly."""
     config = settings(quick)
     sink = LogWriter(folder, pack_full=False, segment_bytes=SEGMENT_BYTES // (8 if quick else 1))
     taken = Timed(folder, config.snapshot_bytes, in_background=True)
@@ -138,7 +136,7 @@ def write(folder: Path, quick: bool) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Yield a list that collects the sizes of files opened while the block runs."""
+    """Yield a list that collects the sizes of opened segments and snapshots."""
     sizes: list[int] = []
     opened, read = recovery.opened, snapshots.read_snapshot
 
@@ -199,7 +197,7 @@ def main() -> None:
             "write",
             "snapshot",
             "whole",
-        ):  # "snapshot" runs before "whole", to read the log as the killed process left the files
+        ):  # "snapshot" runs before "whole", because each restart changes the log
             words = [sys.executable, str(BENCHMARKS), "resume", "--part", part, "--folder", f"{name}/log"]
             done = subprocess.run(words + ["--quick"] * args.quick, stdout=subprocess.PIPE, check=True)
             found[part] = json.loads(done.stdout)

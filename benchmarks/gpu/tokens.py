@@ -1,5 +1,5 @@
-"""Check attention backends against torch's, and the embedded checkpoint's tokens on another device against
-the CPU's and transformers'.
+"""Compare attention backends with torch's attention. Compare the embedded checkpoint's tokens on a device
+with the CPU's tokens and with transformers'.
 """
 
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.text.request_output import Choice
 
-# A device may choose another token than the CPU only if the CPU's two best logprobs differ by at most this.
+# Maximum gap between the CPU's two best logprobs at which a device may choose another token.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
-POOL = EngineConfig(num_blocks=4096)  # a fixed size, because several engines share the memory in turn
+POOL = EngineConfig(num_blocks=4096)  # fixed, because this process creates several engines
 Answer = tuple[list[int], list[float]]  # tokens, and for each token the gap between the two best logprobs
 
 
@@ -39,9 +39,7 @@ class Verdict:
 
 
 def compare_tokens(device: str, count: int) -> list[Verdict]:
-    """Compare the embedded checkpoint's tokens on `device`, in float32 and in bfloat16, with the CPU's in
-    float32.
-    """
+    """Compare the embedded checkpoint's tokens on `device` (in float32 and bfloat16) with the CPU's."""
     with Engine(device="cpu", dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 48)
         wanted = answers(engine, asks)
@@ -60,7 +58,7 @@ def compare_tokens(device: str, count: int) -> list[Verdict]:
 
 
 def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
-    """Return each request's answer, greedy and until its end of sequence or length limit."""
+    """Return each request's greedy answer."""
     samplings = [SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0) for ask in asks]
     return [
         (choice.token_ids, [best[1] - second[1] for _, best, second in choice.logprobs])
@@ -69,9 +67,7 @@ def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
 
 
 def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -> list[Choice]:
-    """Submit all requests, run the engine until all are finished, and return the answers in the same
-    order.
-    """
+    """Run all requests, and return the answers in the order of `asks`."""
     names = [
         engine.submit_prepared(ask.prepared, Options(sampling), stream=False)
         for ask, sampling in zip(asks, samplings, strict=True)
@@ -85,8 +81,8 @@ def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -
 
 
 def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, float | int]]:
-    """Return the first difference in each differing answer: request index, token index, and `wanted`'s gap
-    there.
+    """Return the first difference in each answer that differs: the request's index, the token's index, and
+    the gap in `wanted` at this token.
     """
     parted = []
     for request, ((want, gaps), (mine, _)) in enumerate(zip(wanted, got, strict=True)):
@@ -119,8 +115,8 @@ def compare_transformers(device: str, count: int) -> Verdict:
 def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list[Verdict], dict[str, str]]:
     """Compare every available attention backend with torch's, on `rounds` random ragged batches.
 
-    The heads are those of the 2B, the 8B and the embedded checkpoint. Returns the verdicts, and a dict from
-    an unavailable backend's name to the reason.
+    Heads are as in Qwen3-VL 2B, Qwen3-VL 8B and the embedded checkpoint. Returns the verdicts, and a dict
+    from an unavailable backend's name to the reason.
     """
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
     verdicts, skipped = [], {}
@@ -166,9 +162,7 @@ def _largest_gap(name: str, spec: ModelSpec, device: torch.device, dtype: torch.
 
 
 def _ragged(rng: np.random.Generator, longest_query: int, longest: int) -> tuple[AttentionMeta, int]:
-    """Return a step with up to nine rows of random lengths and scattered blocks, and the pool's block
-    count.
-    """
+    """Return a random step and its pool's block count. The step has up to nine rows with scattered blocks."""
     rows = int(rng.integers(1, 10))
     queries = rng.integers(1, longest_query + 1, rows).astype(np.int32)
     kv_lens = (queries + rng.integers(0, longest, rows)).astype(np.int32)

@@ -3,14 +3,14 @@
     python -m benchmarks gguf_types            # the error, into benchmarks/results/gguf_types.md: 10 min
     python -m benchmarks gguf_types --speed    # the speed, into benchmarks/results/gguf_types_speed.md: 5 min
 
-`--resume` goes on after an interrupted run.
+`--resume` continues an interrupted run.
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. tests/gguf/quantising.py
-rounds its matrices to each other type that the engine reads. The engine loads each file in its default dtype
-and in the other one, once for each instruction set of this CPU, and reads 512 tokens of a page in docs/. Each
-next-token distribution is compared with two reference distributions, which the engine computes in float32
-from dequantised weights. The reference from the same file leaves only the error of the computation. The
-reference from the original Q4_1 file adds the error of the type's rounding.
+rounds its matrices to each other type that the engine reads. With each instruction set of this CPU, the
+engine loads each file in float32 and in bfloat16, and reads 512 tokens from a page in docs/. Each next-token
+distribution is compared with two references in float32 from dequantised weights. The reference from the same
+file shows the error of the computation. The reference from the original Q4_1 file also shows the type's
+rounding.
 """
 
 import gc
@@ -53,7 +53,7 @@ ORIGINAL = "Q4_1"
 KINDS = (*FLOATS, *(kind for kind in BLOCKS if kind not in FLOATS))
 DTYPES = ("float32", "bfloat16")
 TOKENS = 512
-STEPS, ROUNDS = 48, 3  # Decode steps of a round.
+STEPS, ROUNDS = 48, 3  # Decode steps per round, and rounds.
 ERROR = "Error of GGUF types in the next token"
 SPEED = "Decode speed of GGUF types"
 NOTES = {
@@ -81,7 +81,7 @@ def main(
     """Compare all types, on every instruction set of this CPU."""
     title = SPEED if speed else ERROR
     usable = usable_isas()[::-1]
-    for isa in usable[:-1] if CHOICE not in os.environ else ():  # This process measures the last one.
+    for isa in usable[:-1] if CHOICE not in os.environ else ():  # This process measures the fastest set.
         environment = os.environ | {CHOICE: isa}
         subprocess.run(
             [sys.executable, "-m", "benchmarks", "gguf_types", *sys.argv[1:]], env=environment, check=True
@@ -111,7 +111,7 @@ Measure = Callable[[Path, str], Rows]
 def _measure(
     isa: str, kinds: list[str], make: Callable[[], Measure], title: str, rows: Path, resume: bool
 ) -> None:
-    """Measure each type with this process's instruction set, and write its rows into the file at once."""
+    """Measure each type with this process's instruction set, and write the rows after each type."""
     known = _read(rows).get(title, {}).get(isa, {}) if resume else {}
     if not (left := [kind for kind in kinds if kind not in known]):
         return
@@ -206,7 +206,7 @@ def _speeds_of(file: Path, made: str) -> Rows:
 
 
 def _decode(engine: Engine) -> float:
-    """Return the seconds of CPU time that STEPS decode steps of one request take."""
+    """Return the CPU time for STEPS decode steps of one request, in seconds."""
     engine.submit(Prompt(token_ids=list(range(1000, 1016))), max_tokens=STEPS + 1, ignore_eos=True)
     tokens = 0
     while not tokens:
@@ -222,7 +222,7 @@ def _decode(engine: Engine) -> float:
 
 
 def _star(file: Path) -> dict[str, str]:
-    """Return the name of each dtype, with a star after the default for the file here."""
+    """Return each dtype's name, with a star after the file's default dtype on this machine."""
     with Engine(file, device="cpu", config=EngineConfig(max_model_len=256)) as engine:
         return {dtype: f"{dtype} *" if dtype == engine.built.dtype else dtype for dtype in DTYPES}
 

@@ -12,7 +12,7 @@ _END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load of `requests` calls, `at_once` of them concurrently, each with an answer of `tokens` tokens."""
+    """A load of `requests` calls, at most `at_once` concurrently. Each answer has `tokens` tokens."""
 
     requests: int
     at_once: int
@@ -23,8 +23,7 @@ class Load:
     # The number in the first prompt. Later prompts contain the next numbers, so all prompts differ.
     start: int = 0
     is_response: bool = False  # True: calls of /v1/responses instead of /v1/chat/completions.
-    # Seconds between two polls. With a pause the client sleeps on a timer, so the server spends no time on
-    # waking the client.
+    # Seconds between two polls of the sockets. With a pause, the server spends no time on waking the client.
     pause_s: float = 0.0
 
     def of(self, model: str | None) -> "Load":

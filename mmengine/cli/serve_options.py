@@ -1,4 +1,4 @@
-"""The options of `mmengine serve`, in groups. `mmengine run` shares the group Model."""
+"""The options of `mmengine serve`, in groups."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from mmengine.errors import ConfigError
 from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
-# A log has a limit by default, so that a server that runs for months does not fill the disk.
+# Without a limit, a server that runs for months would fill the disk.
 DEFAULT_LOG_BYTES = 16 * 2**30
 HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log", "Replicas"
 ROUTERS, LORAS = "Routers", "LoRA adapters"

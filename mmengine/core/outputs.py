@@ -24,10 +24,10 @@ class Output(msgspec.Struct, eq=False):
 
     `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
     what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`: how
-    many prompt tokens were cached. `logprobs`: if the request wants logprobs, a list for each new token, with
-    pairs (token id, logprob) and the chosen token first. Pairs that store the token's confidence may follow
-    (token_confidence.py). `num_drafts`: how many drafts the step verified for the request. `num_accepted`:
-    how many new tokens are accepted drafts. `vector`: float32 [d], a pooled request's result.
+    many prompt tokens were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen
+    token first; None if not requested. Further pairs may store the token's confidence (token_confidence.py).
+    `num_drafts`: how many drafts the step verified for the request. `num_accepted`: how many new tokens are
+    accepted drafts. `vector`: float32 [d], a pooled request's result.
     """
 
     request_id: str
@@ -51,16 +51,15 @@ class Outputs:
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
-        self._tokens = _NO_TOKENS  # the requests' tokens, request by request
+        self._tokens = _NO_TOKENS  # all tokens, in the order of `_requests`
         self._counts: np.ndarray | None = None  # number of tokens of each request; None: one token each
-        # The keys of the next three dicts are indices into `_requests`. A request with several tokens has
-        # logprobs for each token.
+        # The keys of the next three dicts are indices into `_requests`.
         self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._drafted: dict[int, tuple[int, int]] = {}  # (number of drafts, number of accepted drafts)
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
         self._vectors: dict[str, np.ndarray] = {}  # request id -> vector, for pooled requests
-        self.admitted: list[str] = []  # requests that got a row in this step; some had a row before
+        self.admitted: list[str] = []  # requests that got a row in this step
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
@@ -73,12 +72,11 @@ class Outputs:
         event: ev.Executed,
         drafts: StepDrafts | None = None,
     ) -> None:
-        """Add the `sampled` rows' tokens in the step that `event` reports. Call this method after the
-        event was applied to the state.
+        """Add the tokens of the rows `sampled`. Call this method after `event` was applied to the state.
 
-        `taken`: how many tokens each row got; 0 if the row failed or its request has left. None: one
-        token for each row. `drafts`: the rows that had drafts. The tokens stay in arrays, because many small
-        lists would slow down the garbage collector.
+        `taken`: how many tokens each row got; 0 if the row failed or its request has left. None: one token
+        for each row. `drafts`: the rows that had drafts. Tokens stay in arrays, because many lists would slow
+        down the garbage collector.
         """
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
@@ -130,11 +128,10 @@ class Outputs:
         return self._ends
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return three columns for the requests that got tokens.
+        """Return (requests, tokens, counts) for the requests that got tokens.
 
-        The columns are: the requests (array of RequestState), the requests' tokens, request by request
-        (int32), and each request's token count (None: one token each). A host that makes its own output
-        objects reads these columns instead of iterating over `Output`.
+        Requests: array of RequestState. Tokens: int32, in the order of the requests. Counts: tokens per
+        request; None: one token each. For hosts that make their own output objects.
         """
         return self._requests, self._tokens, self._counts
 
@@ -169,9 +166,9 @@ class Stats:
     """Counters since the engine was created. `num_running`, `num_waiting`, `sessions_open`, `kv_blocks_used`
     and `kv_blocks_leased` are current values, not counters.
 
-    `drafts`: drafter number -> counts. `overlap`: key -> number of steps, only with max_in_flight 2. The key
-    "ahead" counts steps that were decided while another step ran. Each other key counts steps that had to
-    wait for the previous step, and names the reason (core/state/overlap.py).
+    `drafts`: drafter number -> counts. `overlap`: number of steps by key, only with max_in_flight 2. "ahead":
+    the step was decided while another step ran. Other keys: the reason why a step waited for the previous
+    step (core/state/overlap.py).
     """
 
     steps: int = 0

@@ -38,9 +38,8 @@ Mode = Literal["strict", "tail", "salvage"]
 
 @dataclass(slots=True)
 class Cut:
-    """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: how many records are missing
-    from record `first_lost` on, according to the number of the next record. At the end of the log, where no
-    record follows, `num_lost` is 0.
+    """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: number of missing records,
+    starting with record `first_lost`; 0 if no record follows that would show the number.
     """
 
     path: Path
@@ -61,8 +60,7 @@ class Recovery:
     """The bytes that a reader skipped or a writer cut off, as `cuts`.
 
     `torn`: the cut that is a torn tail, or None. `next_sequence`: the next record's number. `is_closed`:
-    whether the log ends with a footer. `tail`: the Walk from `repair_tail` over the last segment, or
-    None.
+    whether the log ends with a footer. `tail`: `repair_tail`'s walk over the last segment, or None.
     """
 
     mode: Mode
@@ -167,8 +165,8 @@ class Walk:
 
 
 def walk_segment(path: Path) -> Walk:
-    """Walk over a segment as if it were a log's last segment, and tolerate all damage. Raises CorruptLog and
-    LogError as `open_segment` does, and CorruptLog for a format that this build cannot read.
+    """Walk over a segment in the mode salvage. Raises CorruptLog or LogError if the segment cannot be opened
+    or has an unknown format.
     """
     with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
@@ -202,8 +200,8 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     if check is not None:
         check(walk)
     header = walk.scan.header
-    # The temporary path for the next segment. If the writer was killed before renaming this file, the footer
-    # may already say that another segment follows.
+    # The next segment's temporary path. The footer may announce a segment that a killed writer did not
+    # rename.
     begun = part_of(folder, recovery.next_sequence)
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
@@ -225,10 +223,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
-    """Record in the footer at the end of `path` that another segment follows. Add a footer if there is none.
-    An earlier process wrote the segment at `path`. A packed segment already has this footer.
+    """Record in the footer of the segment at `path` that another segment follows. Add a footer if there is
+    none. A packed segment is complete and stays unchanged.
 
-    `tail`: the repair's walk. If the repair read the same segment, the segment is not read again. Raises
+    `tail`: the walk from `repair_tail`. If it read this segment, the segment is not read again. Raises
     OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):

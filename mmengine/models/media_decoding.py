@@ -43,8 +43,8 @@ class DecodedMedia:
 
     `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: how many temporal patches, rows and
     columns there are. `timestamps`: each temporal patch's time in a video, in seconds. `duration`: a video's
-    length in seconds. `tiles`: into how many rows and columns of tiles an image was cut; (0, 0) for an uncut
-    image. `interval`: see MediaItem.
+    length in seconds. `tiles`: rows and columns of an image's tiles; (0, 0) for an image without tiles.
+    `interval`: see MediaItem.
     """
 
     patches: np.ndarray = field(repr=False)
@@ -62,8 +62,8 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 class DecoderRecipe(NamedTuple):
     """Describes how another process makes a decoder. The process calls `module.decoder(settings)`.
 
-    Importing the module must load neither torch nor a tokenizer. `done`: the word for the decoder's work in
-    error messages, such as "decoded" (a past participle).
+    Importing the module must load neither torch nor a tokenizer. `done`: a past participle for error
+    messages, such as "decoded".
     """
 
     module: str

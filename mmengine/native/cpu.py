@@ -20,11 +20,11 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """Return the supported instruction sets of this CPU, best first. If MMENGINE_NATIVE_ISA is set,
-    instruction sets that are faster than this choice are left out.
+    """Return the supported instruction sets of this CPU, fastest first. MMENGINE_NATIVE_ISA may name the
+    fastest set to use.
 
-    Raises NativeKernelsError if the CPU has none of them, or if MMENGINE_NATIVE_ISA names an unknown
-    instruction set or one that this CPU lacks.
+    Raises NativeKernelsError if the CPU has no supported set, or if MMENGINE_NATIVE_ISA names a set that is
+    unknown or missing.
     """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]

@@ -1,7 +1,7 @@
 """The invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists these
 invariants with their names.
 
-Each function yields a sentence for every way in which the state breaks its invariant.
+Each function yields a sentence for each violation.
 """
 
 from collections import Counter

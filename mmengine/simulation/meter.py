@@ -13,7 +13,7 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles of times, in ns. The method is nearest rank, so each percentile is a measured time."""
+    """Percentiles of times in ns, by the nearest-rank method."""
 
     p50: int = 0
     p90: int = 0
@@ -40,9 +40,7 @@ class Timeline:
 
 
 class Meter:
-    """Measures requests. Arrays have one entry per request, in arrival order. Each step updates the arrays
-    with numpy, without a Python loop over tokens.
-    """
+    """Measures requests. Arrays have one entry per request, in arrival order."""
 
     def __init__(self, num_requests: int, num_rows: int):
         self._numbers: dict[str, int] = {}
@@ -69,9 +67,7 @@ class Meter:
         self.arrived_ns[number], self.num_prompt[number] = arrival_ns, num_prompt
 
     def seen(self, request_id: str, arrival_ns: int) -> None:
-        """Measure a request's latencies from `arrival_ns` on, the time at which the scheduler saw the
-        request.
-        """
+        """Measure a request's latencies from the time when the scheduler saw the request."""
         self.arrived_ns[self._numbers[request_id]] = arrival_ns
 
     def dispatched(self, plan: StepPlan) -> None:
@@ -125,8 +121,8 @@ class Meter:
         line.tokens.append(num_tokens)
 
     def ttft(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times from arrival to the first token. `among`: whether each request counts, as bool in
-        arrival order (default: all count).
+        """Return the times from arrival to the first token. `among`: a bool mask for requests in arrival
+        order; None: all.
         """
         return Spread.of((self.first_ns - self.arrived_ns)[_counting(self.first_ns, among)])
 

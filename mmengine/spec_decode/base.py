@@ -2,9 +2,9 @@
 
 A row is a running request's slot in the batch.
 
-A draft is a token that a drafter proposes as the next token. The model computes drafts together with the
-known tokens. A draft is accepted only if the model samples the same token. A drafter can therefore make an
-answer faster or slower, but never change the answer.
+A draft is a token that a drafter proposes as the next token. The model verifies drafts in the same forward
+pass as the known tokens. A draft is accepted only if the model samples the same token. A drafter can
+therefore never change an answer.
 """
 
 from typing import NamedTuple, Protocol

@@ -1,12 +1,11 @@
-"""Answers batches on Ray Data with workers that have logs, so that a worker's death loses little work.
+"""Answers batches on Ray Data. Workers have logs, so that a worker's death loses little work.
 
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
-Ray gives a dead worker's rows to a new worker, as a whole batch. The new worker reads the logs below `root`
-that no process writes any more. It takes finished answers from these logs, and continues each unfinished
-answer after the answer's last token. A request without a seed gets a seed derived from its id, so that every
-worker computes the same answer. The log identifies a request by a digest over its line and media folder,
-because another request or job may use the same id.
+Ray gives a dead worker's rows to a new worker, as a whole batch. The new worker reads the logs of dead
+workers below `root`. It takes finished answers from these logs, and continues unfinished answers. A request
+without a seed gets a seed derived from its id; every worker then computes the same answer. The log identifies
+a request by a digest over its line and media folder, because ids may be reused.
 """
 
 import hashlib
@@ -86,7 +85,7 @@ class AnswerLines:
         return {"text": np.array(texts, dtype=object)}
 
     def _read_earlier_logs(self) -> None:
-        """Read each log that no process writes any more. Reads no log twice."""
+        """Read the logs of dead workers, each log once."""
         for log in sorted(self._root.iterdir()):
             if log in self._read or not log.is_dir():
                 continue
@@ -131,7 +130,7 @@ class _Jobs:
                 yield prompt, replace(options, outputs=list(resumed.token_ids))
 
     def _envelope(self, line: bytes) -> bytes:
-        """Return an envelope, which identifies the request and its media's folder."""
+        """Return an envelope that identifies the request and its media folder."""
         digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
         digest.update(line)
         return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})

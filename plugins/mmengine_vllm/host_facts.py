@@ -19,7 +19,7 @@ from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
 VERSIONS = ("0.30", "0.31", "0.32", "0.33")  # The vLLM versions for which the recorder was written.
-# SchedulerOutput's fields in these versions. The recorder needs only the fields that it reads.
+# SchedulerOutput's fields in these versions.
 FIELDS = frozenset(
     (
         *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids"),
@@ -32,8 +32,7 @@ FIELDS = frozenset(
         *("num_spec_tokens_to_schedule", "num_common_prefix_blocks", "skip_drafts"),
     )
 )
-# Attributes of the scheduler and of its configuration on which the scheduling rules depend, and that
-# EngineConfig lacks.
+# Attributes of the scheduler and its configuration that affect decisions and that EngineConfig lacks.
 _OF_SCHEDULER = (
     *("hash_block_size", "max_num_active_reqs", "num_prefill_lookahead", "use_eagle", "use_eagle_block_drop"),
     *("use_v2_model_runner", "num_sampled_tokens_per_step", "prefix_replay_tokens"),
@@ -50,7 +49,7 @@ _OF_CONFIG = (
 
 
 def is_overlapping(scheduler: VllmObject) -> bool:
-    """Return whether `schedule` is called before the output of the last step has arrived."""
+    """Return whether vLLM schedules a step before the previous step's output has arrived."""
     return bool(read(scheduler, "scheduler_config.async_scheduling")) or bool(read(scheduler, "use_pp"))
 
 
@@ -90,7 +89,7 @@ def engine_config(scheduler: VllmObject) -> EngineConfig:
 
 
 def not_derived(scheduler: VllmObject) -> list[str]:
-    """Return short names of features that the scheduler uses but that no rule of mmengine describes."""
+    """Return the names of features in use that mmengine's rules do not model."""
     specs = specs_of(scheduler)
     tests: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("KV connector", lambda: read(scheduler, "connector") is not None),
@@ -107,8 +106,8 @@ def not_derived(scheduler: VllmObject) -> list[str]:
 
 
 def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str, str]:
-    """Return the fingerprints for STARTED: the model, the features that are not derived, and the settings
-    that EngineConfig lacks.
+    """Return the fingerprints for STARTED: the model, the features from `not_derived`, and the settings that
+    EngineConfig lacks.
     """
     facts = {
         "executor": f"vllm {version}, recorded",
@@ -151,12 +150,12 @@ def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
 
 
 def begun_midway(started: ev.Started, facts: dict[str, str]) -> ev.Started:
-    """Return STARTED, with the further fingerprints `facts`, for a log that begins while requests run."""
+    """Return STARTED for a log that begins while requests run. `facts`: further fingerprints."""
     missing = [started.fingerprints.get("not_derived", ""), "a beginning while requests run"]
     facts = {**started.fingerprints, **facts, "not_derived": "; ".join(filter(None, missing))}
     return without_contents(replace(started, fingerprints=facts))
 
 
 def without_contents(started: ev.Started) -> ev.Started:
-    """Return STARTED for a log that does not contain the contents of all KV blocks."""
+    """Return STARTED for a log that lacks the contents of some KV blocks."""
     return replace(started, constants=replace(started.constants, knows_contents=False))

@@ -41,7 +41,7 @@ def test_retention_needs_a_log(words):
 
 
 def test_a_low_retention_gives_small_segments(tmp_path):
-    """The writer deletes segments during the run, so that the log stays near its limit and still verifies."""
+    """The writer deletes segments during the run. The log stays near its limit and still verifies."""
     values = {"max_num_seqs": 4, "max_model_len": 8192, "num_blocks": 2100, "encoder_cache_size": 64}
     config = EngineConfig(**values, token_budget=8192, log_retain_bytes=4 * 2**20)
     opened = open_log(tmp_path / "log", None, config, pack_full=False)

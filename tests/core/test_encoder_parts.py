@@ -1,5 +1,5 @@
-"""Tests that items with more encoder work than one step may do are encoded in parts, while other
-requests continue.
+"""Tests that a media item that exceeds a step's encoder limit is encoded in parts over several steps, while
+other requests continue.
 """
 
 import pytest
@@ -19,7 +19,7 @@ PIECE = {"encoder_piece": 5, "encoder_even_patches": 16}
 
 
 def large(tag: int, start: int, size: int = 4) -> MediaItem:
-    """Return an image with 16 patches, which needs 32 units of work: 7 parts with at most 5 units."""
+    """Return an image with 32 units of encoder work, which is encoded in 7 parts."""
     return MediaItem(bytes([tag, size]).ljust(32, b"\2"), "image", ((start, size),), (1, 4, 4))
 
 
@@ -61,7 +61,7 @@ def test_others_decode_in_each_step_of_it_and_small_items_pass():
 
 
 def test_whole_items_of_a_step_share_its_work():
-    """Each of three images needs 4 + 1 units, as much as a step may do, so a step encodes one image."""
+    """An image needs 4 + 1 units, which is a step's limit. Each step therefore encodes a single image."""
     bench = Bench(**PIECE)
     bench.submit(request("a", 20, media=[image(tag, 2 + 5 * tag, 4) for tag in range(3)]))
     encoded = [len(event.encode) for event in bench.run() if hasattr(event, "encode") and event.encode]
@@ -101,7 +101,7 @@ def test_another_request_continues_the_same_item():
 
 
 def test_a_preempted_request_keeps_its_computed_part():
-    """The pool has five blocks. The decoding row needs the last block, so the other row is preempted."""
+    """The decoding row needs the last free block, so the other row is preempted."""
     bench = Bench(**PIECE, num_blocks=6, max_model_len=20, enable_prefix_caching=False)
     bench.submit(request("text", 6, max_tokens=12), request("a", 10, max_tokens=2, media=[large(1, 5)]))
     events = bench.run()
@@ -131,9 +131,7 @@ class Refusing(SimulatedExecutor):
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_an_item_that_brings_its_steps_down_is_found(start):
-    """The request with the failing item has a row (`start` 2) or waits (`start` 0). All other requests
-    are answered.
-    """
+    """The failing request has a row (`start` 2) or waits (`start` 0). All other requests are answered."""
     settings = Bench(**PIECE).config
     bench = Bench(**PIECE, executor=Refusing(settings, check_kv=True))
     others = [request("text", 5, max_tokens=6), request("b", 12, media=[large(1, 3)])]

@@ -1,4 +1,4 @@
-"""Tests that another worker takes a dead worker's rows, as in Ray Data, and recomputes no tokens."""
+"""Tests that a new worker continues a dead worker's rows without recomputing tokens."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from mmengine_ray.batch import AnswerLines
 worker = AnswerLines(sys.argv[1], builder="tests.fleet.echo:build")
 worker({"text": np.array(json.loads(sys.argv[2]), dtype=object)})
 """
-SIZES = (10, 150)  # prompt lengths; the worker answers the first, short prompts before the worker dies
+SIZES = (10, 150)  # prompt lengths; the worker answers the short prompts and then dies
 
 
 def lines(count, start=0):
@@ -94,7 +94,7 @@ NUM_STEPS = 4  # the worker dies this many steps after the end of the shorter an
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory):
-    """Return a worker's log records of `ASKED`, up to NUM_STEPS steps after the end of the shorter answer."""
+    """Return a worker's log records for `ASKED`, up to NUM_STEPS steps after the shorter answer's end."""
     root = tmp_path_factory.mktemp("before")
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build")
     assert answers(worker, ASKED) == [OF_WHOLE, OF_HALF]
@@ -116,7 +116,7 @@ def num_left(log):
 def answered(root, given, **options):
     """Return the answers of a worker that finds the logs in `root`.
 
-    Also returns, for each request that the worker computed, how many tokens came from a dead worker's log.
+    Also returns how many tokens each computed request got from a dead worker's log.
     """
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build", **options)
     found = answers(worker, given)

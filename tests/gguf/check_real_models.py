@@ -1,7 +1,7 @@
 """Checks real GGUF models against transformers' greedy tokens (`make models-real`; not part of `make test`).
 
-transformers computes in float32 with the weights that the package `gguf` dequantises. Its tokens are in
-real_answers.json, so these checks need no transformers.
+real_answers.json has transformers' tokens, computed in float32 with weights that the package `gguf`
+dequantised. The checks need no transformers.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.gguf.real_models import ANSWERS, MODELS, answers, open_engine
 from tests.llama.forms import FORMS
 from tests.llama.test_smollm2_forms import same
 
-NEAR = 0.01  # Summing float32 in another order changes a logit by less.
+NEAR = 0.01  # Maximum change in a logit by another float32 summation order.
 MOST_NEAR = {"coder": 3, "gemma": 3}  # Maximum number of answers that differ, each at a near tie.
 FIRST = "Extract the values from the text as JSON with the keys {keys}.\n\nText: {text}"
 SECOND = "{text}\n\nFill in the keys {keys} from this text, as JSON."
@@ -25,7 +25,7 @@ CASES = [
     for schema, texts in FORMS
     for text, stated in texts[:count]
 ][:60]
-RIGHT_FORMS, RIGHT_CALLS = 40, 30  # Lower limits: a grammar must not keep the model from right values.
+RIGHT_FORMS, RIGHT_CALLS = 40, 30  # Minimum numbers of correct answers.
 
 
 def shown(capsys, *lines):
@@ -49,7 +49,7 @@ def test_greedy_tokens_are_transformers(name, capsys):
         found = answers(engine, name)
         held = engine.built.spec.weights_held
     assert len(found) == len(expected) == MODELS[name].prompts
-    margins = []  # Of the answers that differ.
+    margins = []  # Margins of the answers that differ.
     for answer, wanted in zip(found, expected, strict=True):
         assert answer.prompt_token_ids.tolist() == wanted["prompt"]
         if list(answer.token_ids) != wanted["tokens"]:

@@ -9,7 +9,7 @@ import numpy as np
 STRING, ARRAY = 8, 9
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 UINT32, INT32, FLOAT32, BOOL, UINT64 = 4, 5, 6, 7, 10
-BLOCKS = {  # For each type: its number, and a block's numbers of values and of bytes.
+BLOCKS = {  # Type -> (its number, values per block, bytes per block).
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
     "BF16": (30, 1, 2),
@@ -27,7 +27,7 @@ BLOCKS = {  # For each type: its number, and a block's numbers of values and of 
     "IQ4_XS": (23, 256, 136),
     "MXFP4": (39, 32, 17),
 }
-# The byte offsets in a block where each type stores its float16 scale, or its scale and minimum.
+# Type -> byte offsets in a block for the float16 scale, or for scale and minimum.
 HALVES = dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))
 HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 HALVES |= {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}

@@ -77,9 +77,7 @@ def test_tokens_equal_peft(made, tmp_path, name):
 @pytest.mark.soak
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_an_image_encoded_in_parts_reads_its_adapter_once(made, tmp_path, monkeypatch):
-    """The adapter is read once for all parts of the image, and a second time for the row's tokens. While the
-    image is encoded, the row has no tokens to compute, because the image directly follows the cached prefix.
-    """
+    """The adapter is loaded once for all parts of the image, and a second time for the row's tokens."""
     folder, adapters, wanted = made
     load, read = AdapterStore._load, []
     monkeypatch.setattr(

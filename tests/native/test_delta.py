@@ -23,9 +23,7 @@ KEPT_SLOT = 7
 
 
 def streams(sizes, dtype):
-    """Return, for each row, its tokens' projected inputs and their inputs to beta and to the decay
-    (`numbers`).
-    """
+    """Return (projected, numbers) for each row: the projected inputs, and the inputs for beta and decay."""
     seeded = torch.Generator().manual_seed(3)
     widths = (sizes.width + sizes.values, 2 * sizes.num_heads)
     return [
@@ -35,7 +33,7 @@ def streams(sizes, dtype):
 
 
 def one_by_one(net, rows):
-    """Return each row's outputs if the row is computed alone, with one token per step."""
+    """Return each row's outputs when computed alone, token by token."""
     found = []
     for row, (projected, numbers) in enumerate(rows):
         net.begin(row)
@@ -47,9 +45,8 @@ def one_by_one(net, rows):
 def spread(net, rows, seed):
     """Yield (row, first token, outputs) for rows that are computed together in chunks of random lengths.
 
-    Some tokens are drafts, of which some are accepted. A state of row 0 after at least 20 tokens is kept. At
-    the end, another row continues from the kept state. Its outputs are yielded as outputs of row 0, because
-    both must be equal.
+    Some tokens are drafts, and some drafts are accepted. A state of row 0 is kept, and at the end another row
+    continues from this state. Its outputs are yielded as row 0's, because both must be equal.
     """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0

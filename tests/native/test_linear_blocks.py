@@ -1,4 +1,4 @@
-"""Tests linear layers whose weights are a GGUF file's blocks: the decoded weights, products with any number
+"""Tests linear layers with quantised weights from GGUF files: the decoded weights, products with any number
 of rows, and panels of several types.
 """
 
@@ -42,7 +42,7 @@ def blocks(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
 
 
 def weights(kind: str, rows: np.ndarray) -> torch.Tensor:
-    """Return float32 [n, k]. Other tests compare this decoder with the package gguf."""
+    """Decode the blocks to float32 [n, k]. Other tests compare this decoder with the package gguf."""
     of = TYPES[BLOCKS[kind].number]
     return torch.from_numpy(np.array(of.decode(rows.reshape(-1, of.bytes)))).view(len(rows), -1)
 
@@ -64,9 +64,7 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_decoded_weights_are_those_of_the_file(library, kind):
-    """The library unpacks the kernels' layout in plain C++. On every instruction set, the unpacked weights
-    equal the file's weights, bit for bit.
-    """
+    """The unpacked weights equal the file's weights bit for bit, on every instruction set."""
     rows = blocks(kind, 70, 512)
     layer = PackedLinear(library, chunked({kind: rows}, 512))
     found = layer.rows(torch.arange(-1, 70))
@@ -75,7 +73,7 @@ def test_decoded_weights_are_those_of_the_file(library, kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_products_equal_those_of_float32_weights(kernels, kind):
-    """y has the bits of a layer with the decoded weights, for any number of rows."""
+    """The outputs have the same bits as with decoded weights, for any number of rows."""
     rows = blocks(kind, 100, 768, seed=1)
     bias = torch.randn(100, generator=torch.Generator().manual_seed(1))
     layer = PackedLinear(kernels, chunked({kind: rows}, 768), bias)
@@ -99,8 +97,8 @@ def test_bfloat16_layers_return_the_rounded_weights(paired_kernels, kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_products_in_bfloat16(paired_kernels, kind):
-    """y is the product with the weights, rounded to bfloat16. With AMX, the weights are rounded first, and y
-    has the same bits as from a layer with bfloat16 weights. A row's bits are the same for any number of rows.
+    """The outputs are rounded to bfloat16. AMX kernels also round the weights, and give the same bits as a
+    layer with bfloat16 weights. A row's bits do not depend on the number of rows.
     """
     rows = blocks(kind, 100, 768, seed=1)
     bias = torch.randn(100, generator=torch.Generator().manual_seed(1))

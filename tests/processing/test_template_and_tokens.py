@@ -119,9 +119,7 @@ def test_ordinary_messages_equal_transformers(processor, reference_tokenizer, me
 @quick
 @given(parts=st.lists(hostile.map("".join), min_size=1, max_size=4), role=roles)
 def test_no_text_becomes_a_special_token(processor, parts, role):
-    """A special token's text may be split between two parts. The template joins the parts, so the whole text
-    appears in the prompt.
-    """
+    """A special token's text may be split between two parts, which the template joins."""
     content = [{"type": "text", "text": part} for part in parts]
     result = processor.prepare([{"role": role, "content": content}])
     special = [
@@ -170,7 +168,7 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 def test_reasoning_has_three_names(reference_tokenizer):
     """A template finds a message's reasoning in the same fields as in newer transformers versions. Older
-    versions pass the message unchanged, so they are not compared.
+    versions are not compared.
     """
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
     told = {"reasoning_content": "because|because|", "thinking": "because|because|"}

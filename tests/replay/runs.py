@@ -42,7 +42,7 @@ class Live:
 
 
 class Watched(SimulatedExecutor):
-    """A simulated executor that records each batch and the state at the moment of its dispatch."""
+    """A simulated executor that records each batch and the state when the batch is dispatched."""
 
     def __init__(self, live: Live, config, fail_at):
         super().__init__(config, eos_in=EOS_IN, fault=lambda step: "planted" if step in fail_at else None)
@@ -153,7 +153,7 @@ def _step(live: Live, count: int) -> None:
 def session_run(folder: Path) -> EngineCore:
     """Run two sessions that take each other's blocks, and another request that needs the same blocks.
 
-    The run has appended chunks, questions, a session that is cut back to its beginning, and a closed session.
+    The run has appended chunks, questions, a session that is truncated, and a closed session.
     """
     config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))

@@ -1,5 +1,5 @@
-"""Runs the debugger on logs with changed or missing records. Commands on a log or on two logs, and the page,
-succeed or raise an error with a single line. The state equals that of a plain walk.
+"""Runs the debugger on logs with changed or missing records. Each command, and the HTML page, must succeed or
+raise a single-line error. The debugger's state must equal the state from a plain walk over the log.
 """
 
 import random

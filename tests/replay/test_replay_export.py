@@ -1,6 +1,4 @@
-"""Tests the exports for other programs (Perfetto, Mooncake traces, CSV): they have the properties that their
-readers require.
-"""
+"""Tests that exports for other programs (Perfetto, Mooncake traces, CSV) meet the programs' requirements."""
 
 import csv
 import io

@@ -1,5 +1,5 @@
-"""Tests that the wait reasons agree with the decisions. Each request without tokens has a reason with correct
-figures: if the missing amount of a resource is added, the reason disappears.
+"""Tests the reasons why requests wait. Each request that gets no tokens in a step has a reason with a missing
+amount. Adding this amount removes the reason.
 """
 
 import random
@@ -103,8 +103,8 @@ ENLARGED = {
 
 
 def refold(log, number, setting="", more=0):
-    """Return the reasons of step `number`, as if `setting` had been larger by `more` from the start and no
-    request had used the surplus.
+    """Return the reasons in step `number` if `setting` were larger by `more`, and earlier steps had not used
+    the surplus.
     """
     config = msgspec.structs.replace(
         log.config, **{setting: getattr(log.config, setting) + more} if more else {}
@@ -133,7 +133,7 @@ def test_the_missing_amount_removes_the_reason(tmp_path, seed):
     ]
     for number, reason in rng.sample(short, min(12, len(short))):
         setting = ENLARGED[reason.kind]
-        # Requests with a better rank may take tokens too, so the missing amount may not suffice.
+        # Requests with a better rank may take the added tokens, so the missing amount may not suffice.
         more = reason.short if reason.kind != TOKENS else 1000
         enough = refold(log, number, setting, more).get(reason.request_id)
         assert enough is None or enough.kind != reason.kind, (reason, enough)

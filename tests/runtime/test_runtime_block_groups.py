@@ -1,4 +1,4 @@
-"""Tests the division of layers into block groups, and attention over groups with tables of their own."""
+"""Tests the division of layers into block groups, and attention with a block table per group."""
 
 from dataclasses import replace
 
@@ -113,7 +113,7 @@ class Tables:
         self.lengths = np.zeros(3, np.int32)
 
     def meta(self, step):
-        """Return the step's metadata. Blocks that no query sees any more hold NaN before the step."""
+        """Return the step's metadata, after filling freed blocks with NaN."""
         rows, counts = (np.array(each, np.int32) for each in zip(*step, strict=True))
         for group, table in zip(self.groups, self.tables, strict=True):
             for row, count in step:

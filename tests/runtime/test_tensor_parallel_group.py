@@ -1,4 +1,4 @@
-"""Tests of the exchanges between ranks within a step, captured or not.
+"""Tests the exchanges between tensor-parallel ranks in a step, captured or not.
 
 The ranks are threads, without a model.
 """
@@ -114,9 +114,7 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
 
 
 def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
-    """Exchanges must be synchronous calls, because NCCL returns a work object to wait for only from
-    asynchronous calls.
-    """
+    """Exchanges must be synchronous calls. An asynchronous call would return a work object to wait for."""
     calls = []
 
     def exchange(tensors, options):
@@ -222,10 +220,9 @@ def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
 
 @pytest.mark.parametrize("where", ["begin", (0, 0), (1, 3), (2, 1), "end", "other sizes", "nowhere"])
 def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
-    """Rank 1 fails while its second bucket is captured: before the first pass, in a pass (pass number,
-    exchange), or at the end.
+    """Rank 1 fails while capturing its second bucket: before the first pass, in a pass, or at the end.
 
-    Then both ranks launch the next step, and no rank waits for the other.
+    Both ranks then launch the next step without a graph.
     """
     monkeypatch.setattr(capture.log, "warning", lambda what, **facts: None)
     words, meeting = {}, threading.Barrier(2, timeout=30)

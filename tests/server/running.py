@@ -35,9 +35,7 @@ class SlowEcho(EchoExecutor):
 
 
 class Lasting(SlowEcho):
-    """An executor whose answers to long prompts do not end before `may_end` is set, so that tests can act
-    during an answer.
-    """
+    """An executor whose answers to long prompts last until `may_end` is set."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -121,8 +119,8 @@ class Served:
         """Call the server. Return the status, the headers with lower-case names, and the body, decoded if it
         is JSON.
 
-        Each answer is checked against our OpenAPI document, and answers of chat, completions and responses
-        also against OpenAI's description.
+        Each answer is checked against our OpenAPI document. Answers from chat, completions and responses are
+        also checked against OpenAI's.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
@@ -201,9 +199,7 @@ def wait_for(true, seconds=10):
 
 
 def events_past_the_deadline(server):
-    """Return the events of an answer whose deadline passes after its first token. The core's clock is
-    replaced, so that the machine's load does not matter.
-    """
+    """Return the events of an answer whose deadline passes after its first token, by a fake clock."""
     deadlines = server.engine._engine._core.inbox._deadlines
     begun, told = server.engine.stats().num_output_tokens, deadlines._clock
 

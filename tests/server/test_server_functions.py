@@ -1,6 +1,5 @@
-"""Tests of tools with the parameters of real functions, a sample of bfcl-eval's data (Apache License 2.0).
-Either a schema is enforced, and a forced call is valid, or the schema is refused with an error that names the
-keyword's place.
+"""Tests tools with the parameters of real functions, a sample from bfcl-eval's data (Apache License 2.0).
+Either a forced call is valid, or the schema is refused with an error that names the keyword's pointer.
 """
 
 import json
@@ -42,8 +41,8 @@ def closed(schema):
 
 
 def ends(server):
-    """Return a logit_bias that favours tokens that end a string or a value, because the model has not learned
-    to end its answers.
+    """Return a logit_bias for tokens that end a string or a value. Without the bias, the model would not end
+    its answers.
     """
     bias = {}
     for text, value in (('"', 100), ("]", 50), ("}", 50)):
@@ -66,8 +65,8 @@ def called(server, function):
 
 
 def holds(server, function):
-    """Check that the tool is refused, or that the arguments of a forced call are valid. Return whether it was
-    accepted.
+    """Check that the tool is refused, or that a forced call's arguments are valid. Return whether the tool
+    was accepted.
     """
     report = checked(function)
     assert not isinstance(report, str), report

@@ -1,6 +1,4 @@
-"""Tests sessions in request files: a session's requests run one after the other, and each continues the
-session.
-"""
+"""Tests sessions in request files: a session's requests run one after the other."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Tests that tokens sampled with drafts have the same distribution as tokens sampled without drafts.
 
-The equality tests are stronger: they require equal tokens for each seed. This test needs no equal noise. It
-compares the token counts from two runs with different seeds.
+Other tests require equal tokens for equal seeds. This test compares the token counts from two runs with
+different seeds.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ def chi_square(one, other):
     """Return the chi-square statistic for two lists of values, and its 99.9 % quantile (Wilson and Hilferty's
     approximation).
 
-    Values that occur fewer than FEW times in both lists together are counted as a single value.
+    Values with fewer than FEW occurrences in both lists together are counted as a single value.
     """
     counts, others = Counter(one), Counter(other)
     seldom = {value for value in {*counts, *others} if counts[value] + others[value] < FEW}

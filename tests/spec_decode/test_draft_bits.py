@@ -1,6 +1,4 @@
-"""Tests that, with the CPU kernels, a verified draft's logprobs have the same bits as those of a token that
-is computed alone, also in bfloat16.
-"""
+"""Tests that drafts do not change the bits of logprobs with the CPU kernels, also in bfloat16."""
 
 import pytest
 

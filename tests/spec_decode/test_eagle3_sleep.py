@@ -1,5 +1,5 @@
-"""Tests of a draft head that may not draft for some steps. The head defers its auxiliary states, or sleeps
-and skips steps, and drafts again later.
+"""Tests a draft head that pauses for some steps and drafts again later. During a pause, the head keeps the
+auxiliary states for later, or sleeps and skips the steps.
 """
 
 import random
@@ -25,8 +25,8 @@ def bounds(tokens, steps, at_once):
 
 
 class Watched(Heard):
-    """A `Heard` that limits drafts to `most_of(step)`. It counts the steps that the head skips (`slept`) and
-    the steps whose states the head gets (`awake`).
+    """Limits drafts to `most_of(step)`. Counts the steps that the head skips (`slept`) and the steps whose
+    states the head gets (`awake`).
     """
 
     def __init__(self, most_of):
@@ -53,8 +53,8 @@ class Watched(Heard):
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
 def test_drafts_after_a_pause_equal_drafts_without(at_once, caching):
-    """Each image is shared by two requests, so that one request needs states that the other request's row
-    must process first.
+    """Two requests share each image. The second request needs states that the first request's row must
+    process first.
     """
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}

@@ -1,5 +1,5 @@
-"""Tests that, by default, the grammar and the checkpoint's draft head both draft, and that a run of drafts
-may begin with the grammar's tokens and end with the head's.
+"""Tests the default drafters: the grammar and the checkpoint's draft head. A run of drafts may begin with the
+grammar's tokens and end with the head's.
 """
 
 import shutil

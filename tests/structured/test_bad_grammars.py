@@ -1,5 +1,6 @@
-"""Test that wrong, hostile or oversized grammars are refused before a model runs if possible. A grammar that
-fails later ends only its own answer.
+"""Tests that invalid, hostile or oversized grammars are refused, if possible before the model runs.
+
+A grammar that fails later ends only its own answer.
 """
 
 import json
@@ -103,7 +104,7 @@ def test_a_pattern_that_is_too_large_is_refused_with_its_place(pattern):
 
 RAW = re.compile(
     r"panic|backtrace|RecursionError|Exception|unwrap|assertion|\.rs\b|\.py\b|0x[0-9a-f]{6}|\n|<non-"
-    r"|\d+ \| start|regex parse error|\(in regex\)"  # The engine's frame around the quoted grammar.
+    r"|\d+ \| start|regex parse error|\(in regex\)"  # The engine's own text around the quoted grammar.
 )
 REGEX_PARTS = [
     *("a", "b", ".", r"\p{L}", r"\w", r"\b", "[a-z]", "[^x]", "[]", "(?i)", "(?=a)", "(?P<n>", "(", ")", "|"),
@@ -283,9 +284,7 @@ def deep_forms():
 
 
 def test_deep_rules_do_not_overflow_the_stack():
-    """The engine's recursion would overflow a thread's default stack; the compiler's threads have a larger
-    stack.
-    """
+    """The compiler's threads have a large stack for the engine's recursion."""
     result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, (result.returncode, result.stderr[-300:])
     said = result.stdout.splitlines()

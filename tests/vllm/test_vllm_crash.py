@@ -1,5 +1,5 @@
-"""A vLLM server under mmengine_vllm.Scheduler is killed with kill -9 and started again with the same log.
-`make vllm` runs this test.
+"""Tests the log of a vLLM server with mmengine_vllm.Scheduler after kill -9 and after a restart. `make vllm`
+runs this test.
 """
 
 import http.client
@@ -33,7 +33,7 @@ NUM_LONG, LONG = 6, 400  # two of the long requests wait for a row
 
 @contextmanager
 def server(log, printed):
-    """Run `vllm serve` and yield its port. It is killed in the end, with all of its processes."""
+    """Run `vllm serve` and yield its port. In the end, kill all server processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -97,7 +97,7 @@ class Client(threading.Thread):
 
 
 def pending(log):
-    """Return what `mmengine log pending` prints, by request id."""
+    """Return the output of `mmengine log pending`, keyed by request id."""
     command = [sys.executable, "-m", "mmengine", "log", "pending", str(log), "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE / "plugins")))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=environment)

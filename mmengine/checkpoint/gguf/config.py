@@ -43,7 +43,7 @@ _READ = frozenset(
 class Architecture:
     """A supported architecture.
 
-    `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
+    `pairs_rows`: whether the rows of q and k are permuted for ggml's rotary embedding
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
     `is_vision`: whether every model of this architecture takes images. `keys`: metadata keys that are
     supported in addition to `_READ`. `is_hybrid`: whether some layers have delta nets (qwen35.py).
@@ -117,7 +117,7 @@ def architecture_of(container: Container) -> Architecture:
 
 
 def known_architecture(container: Container) -> Architecture | None:
-    """Return the architecture, or None for an unsupported one, which `model_config` refuses."""
+    """Return the model's architecture, or None if it is not supported."""
     kind = container.metadata.get("general.architecture")
     return ARCHITECTURES.get(kind) if isinstance(kind, str) else None
 
@@ -125,8 +125,7 @@ def known_architecture(container: Container) -> Architecture | None:
 def model_config(container: Container) -> dict[str, object]:
     """Return a text model's config.json as transformers writes it.
 
-    Raises ModelError for sizes that are missing or out of range, and for an architecture key that this
-    function does not read.
+    Raises ModelError for missing or invalid sizes, and for unknown metadata keys of the architecture.
     """
     found, fields = architecture_of(container), text_fields(container)
     for name in sorted(fields.values.keys() - _READ - set(found.keys)):
@@ -172,9 +171,7 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """Return generation_config.json, which names the tokens that end an answer. Raises ModelError if the file
-    names no such token.
-    """
+    """Return generation_config.json with the end-of-sequence tokens. Raises ModelError if there are none."""
     ends = end_ids(container)
     if not ends:
         container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
@@ -182,7 +179,9 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function from a tensor's transformers name to `GGUFEntry.paired_heads`. Raises ModelError."""
+    """Return a function that maps a tensor's name in transformers to `GGUFEntry.paired_heads`. Raises
+    ModelError.
+    """
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
     fields = text_fields(container)
@@ -231,11 +230,10 @@ def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, obje
 
 
 def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
-    """Return the Llama 3 rope options that give the frequency factors in the file.
+    """Return the Llama 3 rope options that reproduce the frequency factors in the file.
 
-    Llama 3's factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
-    8,192, and between 1 and `factor` for all other wavelengths. Raises ModelError if the file's factors
-    differ from Llama 3's factors.
+    Llama 3's factors are 1 for wavelengths up to 2,048 positions, and `factor` above 8,192. Other wavelengths
+    have factors in between. Raises ModelError if the file's factors do not follow this rule.
     """
     entry = tensor_entry(container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):

@@ -29,7 +29,7 @@ def kv_events(
     if not publish:
         _print(folder)
         return
-    from mmengine.cli.kv_events import check_installed  # Lazy, like all below: help needs none of them.
+    from mmengine.cli.kv_events import check_installed  # Lazy imports, for a fast --help.
 
     check_installed()
     from mmengine.cli.loading import say

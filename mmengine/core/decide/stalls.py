@@ -1,9 +1,8 @@
 """Finds stalls: situations in which the engine's loop runs but makes no progress.
 
-There are two kinds. "no progress": there are requests, but no step can be scheduled, and the engine waits
-neither for a step's result nor for another event from outside. No later step could be scheduled.
-"thrash": a request was preempted `thrash_limit` times in a row without getting a token. This request may
-still finish, but the KV pool is too small for the running requests.
+There are two kinds. "no progress": there are requests, but no step can be scheduled, and no pending result or
+event could change this. "thrash": a request was preempted `thrash_limit` times in a row without getting a
+token. This request may still finish, but the KV pool is too small for the running requests.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # a request waits for a store and has a deadline; other requests may wait for this request
+        return  # the wait for a block store has a deadline, so the loop goes on
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 

@@ -25,7 +25,7 @@ def apply_appended(state: State, event: ev.Appended) -> None:
 
 
 def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
-    """Return QUEUED with the session's kept tokens and media in front of the request's own. If the request
+    """Return the event with the session's kept tokens and media before the request's prompt. If the request
     belongs to no session, return the event unchanged.
     """
     session = state.sessions.of_request.get(queued.request_id)

@@ -1,5 +1,5 @@
-"""Applies events to the blocks of block groups: records the contents of groups with a window, and releases
-blocks that rows no longer need.
+"""Applies events to block groups with a sliding window: records block contents, and releases blocks that rows
+no longer need.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from mmengine.core.state.state import State
 
 
 def release_windows(state: State, flight: Flight) -> None:
-    """Release the window groups' blocks that no later query of the step's rows reads. Call this function
-    after the step's tokens were applied and rejected drafts were removed.
+    """Release blocks that have left the sliding windows of the step's rows. Call this function after the
+    step's tokens were applied and rejected drafts were removed.
     """
     rows = flight.rows
     computed = state.num_computed[rows]
@@ -23,8 +23,8 @@ def release_windows(state: State, flight: Flight) -> None:
 
 
 def release_skipped(state: State, rows: np.ndarray) -> None:
-    """Release the blocks that no later query of these rows reads, by vLLM's rules: row by row, and group by
-    group. Call this function before the rows get blocks for their next chunks.
+    """Release blocks that have left the rows' sliding windows, in vLLM's order: by row, then by group. Call
+    this function before the rows get blocks for their next chunks.
     """
     settled = settled_tokens(state, rows)
     ripe = settled >= state.windows.release_at[rows]
@@ -35,7 +35,7 @@ def release_skipped(state: State, rows: np.ndarray) -> None:
 
 
 def release_blocks(state: State, row: int) -> None:
-    """Release all blocks of a row that its request leaves."""
+    """Release all blocks of a row."""
     num_blocks = int(state.num_blocks[row])
     first = state.block_table[row, :num_blocks]
     if state.has_lazy_windows:
@@ -51,7 +51,7 @@ def release_blocks(state: State, row: int) -> None:
 
 
 def fill_windows(state: State, blocks: np.ndarray, contents: np.ndarray) -> None:
-    """Record the contents of the window groups' blocks, int32 [group, n]; 0 stands for a released block."""
+    """Record the contents of window groups' blocks. `blocks`: int32 [group, n]; 0: released."""
     state.blocks.windows.insert(blocks, contents)
     state.step_filled.append(blocks[blocks != 0])
 

@@ -2,15 +2,15 @@
 
 First come blocks without cached content, the most recently freed block first (a stack). Then come blocks with
 cached content, the least recently used block first (a queue). If a free cached block is used again, its entry
-stays in the queue and is skipped later. An entry is live while its stamp equals the current stamp of its
-block. `take` increments the block's stamp.
+stays in the queue but is dead. `take` increments the block's stamp, and entries with an older stamp are
+skipped.
 """
 
 import numpy as np
 
 
 class FreeList:
-    """A pool's free blocks. Block 0, with which batches are padded, is never free."""
+    """A pool's free blocks. Block 0 pads batches and is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -83,7 +83,7 @@ class FreeList:
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            # The removed entries may be dead, with live entries of the same blocks later in the queue.
+            # The removed entries may be dead, while live entries of the same blocks follow in the queue.
             if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:

@@ -1,17 +1,12 @@
 """Decides whether the next step can be decided while a step runs, if `max_in_flight` is 2.
 
-The next step must wait if its decisions depend on the running step's result: on the number of accepted
-drafts, or on the drafts that the running step proposes. In this case the whole step waits, not only the rows
-with drafts. If these rows were left out of every other step, the batch would split into two halves that
-alternate. Each half would take as long as the whole batch, so all rows would decode at half the speed.
+The next step waits if the running step verifies or proposes drafts. The whole step waits, not only the rows
+with drafts. Otherwise the batch would split into two halves that alternate, and each row would decode at half
+the speed. A row that ends with its next token is only left out of the next step (core/decide/running.py).
 
-A row that ends with its next token does not make the step wait. Only this row is left out of the next step
-(core/decide/running.py).
-
-A grammar needs a row's last token to mask the next token's logits. The forward pass does not need the
-mask, and the executor samples only after it has the previous step's tokens, so rows with grammars do not
-wait either. The exception is a row with a grammar and `on_truncation` "close". Its text may be changed after
-sampling, and the row must continue from the changed text.
+Rows with grammars do not wait. Only sampling needs the grammar's mask, and sampling starts after the previous
+step's tokens are known. The exception is a grammar with `on_truncation` "close", because the row's text may
+change after sampling.
 """
 
 import numpy as np
@@ -23,7 +18,7 @@ from mmengine.core.state.view import View
 from mmengine.request import Request
 
 AHEAD = "ahead"  # the step was decided while another step ran
-# Reasons for not deciding a step while another step ran. These are the values of a metric's label.
+# Reasons why a step was not decided while another step ran (values of a metric's label).
 DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
 GRAMMAR_ROWS = "forms"  # a row's grammar must be completed within its budget (`on_truncation` "close")
 BLOCKS = "blocks"  # a request must be preempted, but no blocks become free while a step runs
@@ -32,9 +27,7 @@ HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
 def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
-    """Return the draft level that applies after a step with `rows`. Call this function before the step is
-    dispatched.
-    """
+    """Return which drafters run after a step with `rows`. Call this before the step is dispatched."""
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
         return NO_DRAFTERS
@@ -42,16 +35,14 @@ def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
-    """Return `StepPlan.draft_room`, the limits of drafts, for a step with `rows`."""
+    """Return the draft limits for a step with `rows`, as in `StepPlan.draft_room`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
         return NO_LIMITS
     return None if view.goodput is None else view.goodput.draft_limits_of(rows)
 
 
 def waits_for(view: View) -> str:
-    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the running step's result, else
-    "".
-    """
+    """Return why the next step must wait for the running step: DRAFTS, GRAMMAR_ROWS or "" (no wait)."""
     flight = view.flights[-1]
     if flight.draft_level != NO_DRAFTERS:
         return DRAFTS

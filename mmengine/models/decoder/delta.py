@@ -1,4 +1,4 @@
-"""The gated delta net in torch: a short convolution, and a matrix (the state) that each token corrects.
+"""The gated delta net in torch: a short convolution, and a matrix (the state) that each token updates.
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
@@ -68,9 +68,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all rows in the mask `alone` together. Each row in the mask has a single token. Writes to
-        `mixed`.
-        """
+        """Compute all rows in the mask `alone` together, into `mixed`. Each has a single token."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -146,12 +144,12 @@ class DeltaMixer:
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithm of the decay, and beta, both float32 [t, heads]."""
+        """Return (log decay, beta), both float32 [t, heads]."""
         b, a = inputs[:, self._spec.width :].chunk(2, 1)
         return self._w.decay * F.softplus(a.float() + self._w.dt_bias), b.sigmoid().float()
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """Norm each head, and multiply it by its gate."""
+        """Apply RMS norm to each head, and multiply by the gate."""
         dtype, wide = mixed.dtype, mixed.float()
         normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(dtype)
         gated = self._w.norm * normed * F.silu(gate.reshape(mixed.shape).float())
@@ -199,7 +197,7 @@ def _chunk(
 
     Returns the outputs [n, heads, c, value_dim] and the state after the chunk.
     """
-    total = decay.cumsum(-1)  # The logarithm of the product of all decays since the beginning of the chunk.
+    total = decay.cumsum(-1)  # The logarithm of the decay since the chunk's beginning.
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     k_beta = k * beta[..., None]

@@ -1,9 +1,8 @@
 """The vision tower. It encodes all images and videos in a step at once.
 
 A patch attends to the patches in its own frame. An image is one frame, and a video has a frame for each
-temporal patch. With the CPU kernels, and on a GPU in 16 bits, attention in a layer is a single call for
-frames with any lengths. With torch's operations, frames with equal lengths are grouped, and each layer has a
-batched call for each length.
+temporal patch. With the CPU kernels, and on a GPU in 16 bits, a layer computes attention for all frames in a
+single call. With torch's operations, a layer makes a batched call for each frame length.
 """
 
 from collections import OrderedDict
@@ -33,21 +32,19 @@ from mmengine.native.vision import vision_kernels
 
 # With at least this hidden size, torch's float32 products of many rows are faster than the packed kernels.
 _WIDE = 512
-# Maximum number of patches in all cached tables together. Each table is for one frame.
+# Maximum number of patches in all cached GridTables together.
 _MAX_CACHED_PATCHES = 16384
 _MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
 
 
-# A function that returns the attention output for qkv. The second argument is a tensor that the function may
-# overwrite, or None.
+# A function (qkv, out) that returns the attention output. `out`: a tensor that the function may overwrite, or
+# None.
 Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(slots=True)
 class GridTables:
-    """A frame's tables, which depend only on its height and width. Rows are in the order of the frame's
-    patches.
-    """
+    """Tables for all frames with the same height and width. Rows are in the order of the frame's patches."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings.
     cos: Tensor  # float32 [patches, head_dim].
@@ -140,8 +137,8 @@ class VisionTower:
     ) -> Tensor:
         """Encode pixels on the device and return the features, in the tensor `features` if it is given.
 
-        `positions`: [p, hidden], added to the patch embeddings. `hidden`: memory for the hidden states, which
-        may be `positions`.
+        `positions`: [p, hidden], added to the patch embeddings. `hidden`: a tensor to overwrite with the
+        hidden states; may be `positions`.
         """
         hidden = self._patch(self._normalised(pixels), residual=positions, out=hidden)
         taps = []
@@ -166,8 +163,8 @@ class VisionTower:
     ) -> Tensor:
         """Compute a layer's operations after attention, and update `hidden` [n, hidden] in place.
 
-        `mixed`: [n, hidden], the attention output for the same patches. `inner`: a tensor to overwrite, which
-        an earlier call with as many patches has returned. Returns a tensor that a later call may overwrite.
+        `mixed`: [n, hidden], the attention output for the same patches. `inner`: the result of an earlier
+        call with n patches, to be overwritten. Returns the intermediate tensor for this reuse.
         """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)
@@ -180,8 +177,8 @@ class VisionTower:
         return self._kernels is not None
 
     def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
-        """Return the attention output [n, hidden] for the patches `rows` in a pack, on a CPU. `qkv` has all
-        patches. If there are no kernels (`has_kernels`), q and k must already be rotated.
+        """Return the attention output [n, hidden] for the patches `rows`, on a CPU. `qkv`: all patches in the
+        pack. Without kernels (`has_kernels`), q and k must already be rotated.
         """
         if self._kernels is None:
             return attend_turned(qkv, self.config.num_heads, pack, rows)
@@ -222,7 +219,7 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Return a frame's tables. Recently used tables are cached, up to a limit for their total patches."""
+        """Return a frame's tables, from the cache if possible."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:
@@ -251,8 +248,8 @@ class VisionTower:
 
 
 def inverse_frequencies(c: VisionConfig) -> Tensor:
-    """Return the rotary frequencies, float32 [head_dim / 4] on the CPU. They are zeros without rotary
-    embedding.
+    """Return the rotary frequencies, float32 [head_dim / 4] on the CPU. All are zero if the model has no
+    rotary embedding.
     """
     quarter = c.head_dim // 2
     exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
@@ -275,8 +272,8 @@ def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, 
 def interpolation(
     rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the four learned positions to interpolate for each patch at `rows` and `columns`: indices int64
-    [n, 4] and weights float32 [n, 4].
+    """Return each patch's four learned positions and their weights for interpolation: int64 [n, 4] and
+    float32 [n, 4]. `rows`, `columns`: the patches' coordinates.
 
     The learned positions form a square. The interpolation to the frame's grid is bilinear, with aligned
     corners.

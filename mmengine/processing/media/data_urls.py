@@ -2,7 +2,7 @@
 
 By these rules, padding may be missing, line breaks and surrounding spaces are ignored, the data may be
 percent-encoded, and a fragment (`#…`) ends the data. Text is decoded in pieces, because decoding holds the
-interpreter lock. Decoding a whole image at once would block all other threads for tens of milliseconds.
+GIL. Decoding a whole image at once would block all other threads for tens of milliseconds.
 """
 
 import base64
@@ -22,7 +22,7 @@ def is_data_url(text: str) -> bool:
 
 
 def decode_data_url(url: str) -> bytes:
-    """Return the bytes in a data: URL. Raises ValueError, whose text says what is wrong."""
+    """Return the bytes in a data: URL. Raises ValueError with the reason."""
     url = url.strip(_AROUND)
     if (fragment := url.find("#")) >= 0:
         url = url[:fragment]
@@ -51,7 +51,7 @@ def _pieces(text: str, begin: int) -> Iterator[str]:
 
 
 def _unquoted(text: str, begin: int) -> Iterator[bytes]:
-    """Yield the percent-decoded text in pieces. No escape is divided between two pieces."""
+    """Yield the percent-decoded text in pieces, without splitting an escape."""
     rest = ""
     for each in _pieces(text, begin):
         piece = rest + each.translate(_WITHIN)

@@ -1,5 +1,5 @@
-"""Builds the decoder that a worker process runs, and checks the length of a prompt. The decoder converts
-encoded images and videos to patches. This module imports neither torch nor a tokenizer.
+"""Builds a worker process's decoder, which converts encoded images and videos to patches. Checks the length
+of a prompt. This module imports neither torch nor a tokenizer.
 """
 
 import importlib
@@ -57,8 +57,8 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
 def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
     """Raise InvalidRequest for a prompt with more tokens than `most`.
 
-    `who`: what sets the limit, for the error. `media`: whether the prompt may contain media. The error begins
-    with "prompt is too long". By this text, agents recognise that they must shorten their conversation.
+    `who`: what sets the limit, for the error. `media`: whether the prompt may contain media. Agents look for
+    "prompt is too long" at the error's beginning, and then shorten their conversation.
     """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"

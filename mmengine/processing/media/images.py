@@ -29,7 +29,7 @@ from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import MAX_DECODED_PIXELS, FormatError, image_format
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
 
-# These plugins are imported here, so that Pillow never loads the plugins of other formats.
+# Importing these plugins here keeps Pillow from loading its plugins for all formats.
 PLUGINS = (
     PngImagePlugin,
     JpegImagePlugin,
@@ -80,8 +80,8 @@ def _decode(data: bytes, where: str) -> Image.Image:
 
 
 def _check_single(image: Image.Image, where: str) -> None:
-    """Refuse an image with several frames. Tests only whether there is a second frame, because Pillow would
-    read all frames to count them.
+    """Refuse an image with several frames. Frames are not counted, because Pillow would have to read all of
+    them.
     """
     try:
         several = bool(getattr(image, "is_animated", False))

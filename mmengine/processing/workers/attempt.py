@@ -19,8 +19,8 @@ class AttemptOver(RequestFailed):
 class Attempt:
     """A preparation that can be cancelled. Thread-safe.
 
-    `ends_at`: deadline by time.monotonic(); None for no deadline. `waits`: whether the preparation waits if
-    all decoders are busy; otherwise it uses an additional decoder.
+    `ends_at`: deadline by time.monotonic(); None for no deadline. `waits`: whether to wait while all decoders
+    are busy; False starts an additional decoder.
     """
 
     def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:
@@ -46,9 +46,7 @@ class Attempt:
 
     @contextmanager
     def running(self, kill: Callable[[], None]) -> Iterator[None]:
-        """While the context lasts, `give_up` calls `kill`. If the attempt was given up earlier, raises
-        AttemptOver at once.
-        """
+        """While the context lasts, `give_up` calls `kill`. Raises AttemptOver if the attempt is over."""
         with self._lock:
             self.check()
             self._kill = kill
@@ -60,7 +58,7 @@ class Attempt:
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """While the context lasts, this thread decodes for this attempt."""
+        """Make this attempt the thread's `current_attempt` while the context lasts."""
         token = _current.set(self)
         try:
             yield

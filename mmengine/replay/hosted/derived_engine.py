@@ -1,5 +1,5 @@
-"""Derives the decisions of a host, which is the engine that a log was recorded in. The derived engine has a
-state and a scheduler with the host's rules, and receives the observations in the log.
+"""Derives a host's decisions again from a log's observations. The host is the engine that recorded the log,
+such as vLLM. The derived engine has its own state, and a scheduler with the host's rules.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class DerivedEngine:
         self._scheduler = scheduler_of(config)
 
     def observe(self, observation: ev.Event) -> None:
-        """Apply an arrival, a cancellation or another observation. Also apply the ends of requests that
+        """Apply an observation, such as an arrival or a cancellation. Also apply the ends of requests that
         follow from the observation.
         """
         for event in accept(self.view, observation):
@@ -54,8 +54,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return True if the noted call is a stall, because a stall changes no decision. After any other
-        noted call, this build's rules cannot derive further decisions.
+        """Return whether this build's rules can derive the decisions after the noted call. Only a stall
+        changes no decision.
         """
         return event.kind == "stall"
 
@@ -89,7 +89,7 @@ class DerivedEngine:
         self._end()
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows. A step without rows has no result."""
+        """Close an open step without rows, which has no result."""
         if self.state.is_open and not len(self.state.step_rows) and not self.state.flights:
             evolve(self.state, ev.Executed(b""))
 

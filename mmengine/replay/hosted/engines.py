@@ -1,6 +1,6 @@
-"""The interface of engines that derive a recorded log's decisions, and functions that load the host's own
-scheduler. The decisions are derived by this build with the host's rules, or by the host's own scheduler. The
-host is the engine that the log was recorded in.
+"""The interface for engines that derive a log's decisions again. The host is the engine that recorded the
+log, such as vLLM. The decisions are derived with mmengine's copy of the host's rules, or with the host's own
+scheduler, which this module loads.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ _DERIVED_BY_HOST = {"hybrid KV groups", "KV groups without full attention"}
 
 class HostEngine(Protocol):
     """Derives a host's decisions, one scheduling call after the other. `ends`: FINISHED and PREEMPTED events
-    that follow from the last observations or results, oldest first. They must come next in the log.
+    that follow from the last observations or results, oldest first. The log must continue with these events.
     """
 
     config: EngineConfig
@@ -38,7 +38,7 @@ class HostEngine(Protocol):
         """Whether a step is in flight."""
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation that contains no row numbers."""
+        """Apply an observation other than drafts and results."""
 
     def note(self, event: ev.Noted) -> bool:
         """Apply a noted call. Return whether the decisions after the call can still be derived."""
@@ -58,7 +58,7 @@ class HostEngine(Protocol):
         """Apply the oldest step's result. Raises ValueError for a result that does not match the step."""
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows. A step without rows has no result."""
+        """Close an open step without rows, which has no result."""
 
     def left_over(self) -> list[str]:
         """Return the requests that the next call would schedule. Returns an empty list while a step is in
@@ -77,9 +77,7 @@ class HostEngine(Protocol):
 
 
 def no_progress(num_running: int, num_waiting: int, num_free: int, num_blocks: int) -> str:
-    """Return the message for a call that schedules nothing although it could. Block 0 is the dummy block, so
-    it is not counted.
-    """
+    """Return the message for a call that schedules nothing although it could."""
     return (
         f"nothing is scheduled and no step is in flight: {num_running} requests run, {num_waiting} wait, and "
         f"{num_free} of {num_blocks - 1} KV blocks are free"
@@ -112,8 +110,8 @@ def plugin_module(module: str, name: str) -> ModuleType:
 
 
 def own_rules(name: str, started: ev.Started) -> HostRules:
-    """Return the HostRules with which the host's own scheduler derives a log's decisions. This build's rules
-    are then not used. The result has a caveat if the scheduler cannot replay this log.
+    """Return the HostRules for deriving decisions with the host's own scheduler. The result has a caveat if
+    this scheduler cannot replay the log.
     """
     missing = [each for each in started.fingerprints.get(UNMODELLED, "").split("; ") if each]
     lacking = ", ".join(each for each in missing if each not in _DERIVED_BY_HOST)

@@ -53,9 +53,7 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return two numbers of answer tokens: all tokens that the replicas computed, and the tokens without
-    repetitions.
-    """
+    """Return how many answer tokens the replicas computed, in total and without repetitions."""
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 

@@ -23,15 +23,14 @@ from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 # NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
 LAYOUT, KERNELS = "NHD", "fa2"
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is split among several thread blocks
-# A captured step with at least this many KV heads in all its rows keeps a GPU busy. The GPU has 132 or more
-# multiprocessors, and each runs two thread blocks. Splitting the KV of a head further would reserve memory
-# and gain nothing.
+# A captured step with at least this many KV heads in all rows keeps a GPU busy: 132 or more multiprocessors
+# run two thread blocks each. Splitting a head's KV further would only reserve memory.
 BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 
 
 class FlashInferAttention:
-    """Implements AttentionBackend. An fp8 pool stores K and V rounded to fp8 without scaling (scale 1)."""
+    """Implements AttentionBackend. In an fp8 pool, K and V are rounded to fp8 with scale 1."""
 
     # The padding tokens in a captured step read unwritten slots at the end of a row's last block.
     reads_unwritten = True
@@ -63,7 +62,7 @@ class FlashInferAttention:
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # shared by all captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        # int64 [3, t]: for each token, its slot, and the places of its K and V in the pool
+        # int64 [3, t]: for each token, its slot and the indices of its K and V in the pool
         self._places = torch.empty(3, 0, dtype=torch.int64)
         self._compile_and_run()
 
@@ -96,8 +95,8 @@ class FlashInferAttention:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
-        # Without `out`, a prompt wrapper would allocate a result tensor, and launch one more kernel in each
-        # layer to clear the tensor.
+        # Without `out`, a prompt wrapper would allocate a tensor and launch a kernel to clear it, in each
+        # layer.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for places, wrapper in self._calls:
             if isinstance(places, slice):

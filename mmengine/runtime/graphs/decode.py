@@ -72,10 +72,7 @@ class DecodeGraphs:
         )
 
     def find(self, plan: StepPlan) -> Frame | str:
-        """Return the frame in which the step is replayed, or the reason why it is not replayed.
-
-        The result depends only on the plan.
-        """
+        """Return the frame in which the step is replayed, or the reason why it is not replayed."""
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
     def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
@@ -100,7 +97,7 @@ class DecodeGraphs:
     def run_empty(self, bucket: Bucket) -> None:
         """Replay a step that consists only of padding.
 
-        `inputs` is cleared before, because a PENDING token in it would be an invalid token id.
+        Clears `inputs` first, because PENDING tokens are invalid token ids.
         """
         with torch.inference_mode():
             self.inputs.zero_()

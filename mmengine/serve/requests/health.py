@@ -15,7 +15,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.structured_output.rows.grammars import Grammars
 
-# After repeated preemption of a request, a busy engine is not ready for this number of steps.
+# A busy engine that preempted a request repeatedly is not ready for this number of steps.
 THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
@@ -25,10 +25,10 @@ HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try agai
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether an engine is ready for work. In a boolean context, true if it is ready.
+    """Whether an engine is ready for work. A ready engine is true in a boolean context.
 
-    `reasons` tells operators why the engine is not ready. `public` replaces these reasons for everybody else;
-    if it is empty, everybody gets `reasons`.
+    `reasons`: why the engine is not ready, for operators. `public`: the reasons for clients; if empty,
+    clients get `reasons`.
     """
 
     reasons: tuple[str, ...] = ()
@@ -98,8 +98,8 @@ class StallWatch:
 
     def __init__(self, core: EngineCore):
         self._core = core
-        self._since = 0.0  # time of the last output while the disk is full; 0 if it is not full
-        self._unwritten_since = 0.0  # when steps first could not be written; 0 if the last step was written
+        self._since = 0.0  # time of the last output while the disk is full; 0 if the disk is not full
+        self._unwritten_since = 0.0  # time of the first unwritten step; 0 if the last step was written
 
     def stepped(self, *, moved: bool) -> None:
         """Record a step. `moved` says whether the step returned outputs.
@@ -161,8 +161,8 @@ class EngineHealth:
         """Return whether the engine is ready for more work, and the reasons if it is not.
 
         The engine is not ready if the log cannot be written, a request is preempted again and again, the last
-        step failed (for example because no request could progress), a grammar's compilation hangs, no decoder
-        process can be started, or the engine is closed.
+        step failed, a grammar's compilation hangs, no decoder process can be started, or the engine is
+        closed.
         """
         if is_closed:
             reasons = ["the engine is closed"]
@@ -180,8 +180,7 @@ class EngineHealth:
 class Watchdog:
     """Calls `on_hang` once, on its own thread, if a `with` block makes no progress for `limit_s` seconds.
 
-    Progress means that the block ends, or reports finished work through models/progress.py. A long step
-    therefore does not count as a hang as long as it reports progress.
+    Progress means that the block ends, or reports finished work through models/progress.py.
     """
 
     def __init__(self, limit_s: float, on_hang: Callable[[], None]):

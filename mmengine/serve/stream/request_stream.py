@@ -49,9 +49,9 @@ class ChannelReader:
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Have `listener` called on the caller's loop when outputs arrive, once for each step.
+        """Call `listener` on the caller's loop once for each step with outputs.
 
-        If `listener` is None, callers that wait for outputs are woken instead.
+        None: wake callers that wait for outputs instead.
         """
         self._channel.listener = listener
 
@@ -141,8 +141,8 @@ class ChannelReader:
     async def accepted(self) -> None:
         """Wait until the log has the request.
 
-        If the log is on disk, a later process can then complete the request even if this process dies. If the
-        request is refused, raises the same error as reading the stream.
+        With a log on disk, another process can then complete the request if this process dies. If the request
+        is refused, raises the same error as reading the stream.
         """
         await self._channel.accepted.wait()
         if self._channel.error is not None:
@@ -152,9 +152,9 @@ class ChannelReader:
 class Stream(ChannelReader):
     """An async iterator over a request's outputs. `completion` is set at the end.
 
-    Leaving `async with`, `aclose()`, or dropping the stream cancels a running request. Iteration raises
-    InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if
-    the engine fails.
+    A running request is cancelled by `aclose()`, at the end of `async with`, and when the stream is garbage
+    collected. Iteration raises InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and
+    ExecutorFailed or another error if the engine fails.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Stream(ChannelReader):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the request was refused, so that the log does not have the request."""
+        """Whether the request was refused. The log does not contain a refused request."""
         return self._channel.is_refused
 
     def leave(self) -> None:
@@ -214,8 +214,8 @@ class Stream(ChannelReader):
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
-        """Stop holding the answer, and return its identity. `AsyncEngine.release_answers` can later release
-        several answers at once.
+        """Hand the answer over to the caller, and return its identity for `AsyncEngine.release_answers`,
+        which releases several answers at once.
         """
         self._channel.is_held = False
         return self.held_answer

@@ -1,4 +1,4 @@
-"""Runs all live batches as tasks beside clients' calls. A live batch is a batch that has not ended."""
+"""Runs all batches that have not ended, as tasks beside clients' calls."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ BODIES_BYTES = 64 * 2**20  # Maximum bytes of lines that were read but are not y
 # blocks, but not to free rows.
 FREE_SEATS = 4
 LOOK_S = 0.5  # Seconds between two checks for new, cancelled and expired batches.
-# Seconds until a batch is run again after its run failed, for example because of a disk error.
+# Seconds until a failed batch run is repeated, for example after a disk error.
 AGAIN_S = 10.0
 
 
@@ -87,8 +87,8 @@ class BatchRunner:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. On cancellation, requests in flight stay in the log, and the next
-        process continues these requests.
+        """Run batches until cancelled. Requests that are then in flight stay in the log, and the next process
+        continues them.
         """
         try:
             while True:

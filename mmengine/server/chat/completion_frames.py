@@ -141,5 +141,5 @@ class CompletionFrames(OpenAiFrames):
 
 
 def _tokens(entries: Sequence[Entry]) -> list[int]:
-    """Return the token ids in the text, without the most likely tokens that each entry also lists."""
+    """Return each entry's chosen token id, without the alternatives."""
     return [entry[0][0] for entry in entries]

@@ -80,8 +80,8 @@ class BodyBudget:
             raise ApiError(
                 ErrorCode.BODY_COMPRESSED, "compressed bodies are not supported; send the body uncompressed"
             )
-        # Most bodies have already arrived. They are read without a timeout, because setting a timeout would
-        # take longer than reading.
+        # Most bodies have already arrived. For these bodies, setting a timeout would take longer than
+        # reading.
         if WHOLE in scope["extensions"]:
             return await self._chunks(receive, reservation)
         try:
@@ -104,8 +104,7 @@ class BodyBudget:
             self.add(reservation, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
-                # Some clients send a file that begins with a byte order mark. The mark is removed, because
-                # RFC 8259 allows a parser to ignore the mark.
+                # Some clients send a byte order mark, which RFC 8259 allows a parser to ignore.
                 chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
                 return chunks
 
@@ -128,8 +127,8 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes. Called, for example, when the body has become a request, because the engine
-        itself limits the memory of requests.
+        """Release the bytes, for example when the body has become a request. The engine limits the memory of
+        requests.
         """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count

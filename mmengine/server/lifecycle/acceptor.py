@@ -1,10 +1,9 @@
 """Accepts the server's connections on a separate thread, which also responds to health probes (GET
 /health/live).
 
-If the event loop is busy with hundreds of calls, its response to a probe would be late, and an orchestrator
-would kill a working server. Therefore the thread looks at each new connection's first bytes without consuming
-them. The thread responds to a probe itself, and passes every other connection to the event loop. The event
-loop then also handles all later requests on that connection.
+A busy event loop would respond late to a probe, and an orchestrator would kill a working server. Therefore
+the thread peeks at each new connection's first bytes. It responds to a probe itself, and passes every other
+connection to the event loop for good.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ class Acceptor:
         # first.
         self._silent: dict[socket.socket, float] = {}
         self._waiting: deque[socket.socket] = deque()  # Connections for the event loop.
-        self._is_called = False  # Whether the loop has been asked to take the waiting connections.
+        self._is_called = False  # Whether `_take_over` is scheduled on the loop.
         # Holds the tasks, so that they are not garbage collected.
         self._connecting: set[asyncio.Task[object]] = set()
         self._is_paused, self._accept_at, self._is_closing = True, 0.0, False
@@ -148,8 +147,7 @@ class Acceptor:
                     self._pass_on_silent(next(iter(self._silent)))
 
     def _look(self, connection: socket.socket) -> None:
-        # If the connection is missing, it was passed to the event loop earlier in the same round of the
-        # selector.
+        # A missing connection was passed to the event loop earlier in the same round of the selector.
         if connection in self._silent:
             self._forget(connection)
             if not self._sent(connection):
@@ -165,8 +163,7 @@ class Acceptor:
             return False
         except OSError:
             head = b""  # The event loop notices that the client has left.
-        # A probe from a web page needs CORS headers. The event loop responds to this probe, because only the
-        # application adds CORS headers.
+        # A probe from a web page needs CORS headers, which only the application on the event loop adds.
         if head.startswith(_LIVE) and b"\norigin:" not in head.lower():
             self._probes.adopt(connection, head)
         else:

@@ -34,7 +34,7 @@ class _FollowSets:
         self._settle(comparison)
 
     def _settle(self, comparison: LexemeComparison) -> None:
-        # Ten parts count as a step, because visiting a part is much cheaper than comparing two lexemes.
+        # Visiting ten parts costs about as much as comparing two lexemes (a step).
         steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:

@@ -1,5 +1,5 @@
-r"""Converts tools to a GrammarRequest and back. The GrammarRequest asks for the grammar of an answer with
-tool calls. The module also examines the tools' schemas. Chat templates use one of two syntaxes for calls:
+r"""Converts tools to a GrammarRequest for answers with tool calls, and back. Also examines the tools'
+schemas. Chat templates use two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
@@ -41,8 +41,9 @@ MAX_REFERENCES = 32  # Maximum length of a chain of references.
 INPUT = "input"  # Name of a custom tool's only argument, which is a string.
 
 Json = dict[str, Any]
-# The arguments' schema for a custom tool with a Lark grammar. INPUT may have any value, so the xml syntax
-# writes the input as JSON. As plain text, an input that contains a parameter's end tag would be ambiguous.
+# The arguments' schema for a custom tool with a Lark grammar. INPUT may have any value here. The xml syntax
+# therefore writes the input as JSON: in plain text, a parameter's end tag inside the input would be
+# ambiguous.
 _ANY_INPUT: Json = {
     "type": "object",
     "properties": {INPUT: {}},
@@ -54,9 +55,9 @@ _ANY_INPUT: Json = {
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
-    `schema` is the normalized schema for the arguments. `given` is the requested schema if `schema` enforces
-    only a part of it; otherwise null. `lark` is a Lark grammar for the JSON string in the argument INPUT, or
-    "" for a tool without a grammar.
+    `schema` is the normalized schema for the arguments. `given` is the requested schema if `schema` is more
+    permissive, otherwise null. `lark` is a Lark grammar for the JSON string in the argument INPUT, or "" for
+    a tool without a grammar.
     """
 
     name: str
@@ -207,8 +208,7 @@ class Parameters(NamedTuple):
 def parameters_of(schema: str) -> Parameters:
     """Return the parameters in a normalized schema.
 
-    Raises SchemaRefused if calls cannot spell a name, or if arguments that match their own schemas could
-    together violate the whole schema.
+    Raises SchemaRefused if calls cannot spell a name, or if the schema restricts combinations of parameters.
     """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})

@@ -1,11 +1,11 @@
-"""The exact rules of single vLLM versions, for logs that were recorded with these versions. In contrast to
-scheduler.py, these rules can run into the situations in which vLLM makes no progress.
+"""The exact rules of single vLLM versions, for logs that were recorded with these versions. With these rules,
+the engine can get stuck where vLLM does; scheduler.py avoids this.
 
     0.32   the scan of the waiting queue stops at a request that does not fit the encoder
-           the scan of the running requests stops at a request that is preempted for its own chunk
+           the scan of the running requests stops when a request preempts itself
            with EAGLE, a prefix hit leaves out the last block, and encoder outputs are held longer
            only scheduled requests' adapters count as running
-    0.33   with disable_chunked_mm_input, a chunk that starts at an item may not split the item either
+    0.33   with disable_chunked_mm_input, a chunk that starts at an item must not split the item
 """
 
 from msgspec.structs import replace
@@ -45,8 +45,8 @@ class VllmScheduler033(VllmScheduler):
 
 
 class VllmEncoderDraft032(VllmEncoderDraft):
-    """One decision's encoder work by vLLM 0.32's rules. If there is a drafter, a chunk that must end before
-    an item is cut one token earlier, so that the drafter does not read the item.
+    """One decision's encoder work by vLLM 0.32's rules. With a drafter, which reads one token ahead, a chunk
+    that must end before an item ends one token earlier.
     """
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
@@ -57,7 +57,7 @@ class VllmEncoderDraft032(VllmEncoderDraft):
 
 
 class ScheduledPlaces(UnreservedPlaces):
-    """The adapters' places by vLLM 0.32's rules: only the current step's rows occupy places."""
+    """Adapter slots by vLLM 0.32's rules: only adapters in the current step occupy slots."""
 
     def has_place(self, req_state: RequestView) -> bool:
         adapter, view = req_state.request.adapter, self._view
@@ -97,8 +97,8 @@ class VllmScheduler032(VllmScheduler):
 
     @staticmethod
     def _gave_up(view: View) -> bool:
-        """Return whether a request was preempted to free blocks for its own chunk. vLLM 0.32 then schedules
-        no other row.
+        """Return whether a request preempted itself for lack of blocks. vLLM 0.32 then schedules no other
+        row.
         """
         row = view.made_room_for[0]
         return row != NO_ROW and row not in view.running

@@ -1,8 +1,7 @@
-// Tiles of queries against a block of keys: packing, scores, softmax and weighted sums of values.
+// Attention from a tile of queries to a block of keys: packing, scores, softmax and weighted sums of values.
 //
-// Two classes have the same interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 pairs,
-// which AMX or AVX-512's dot products multiply. A query's result has the same bits at any position in a tile and next
-// to any other queries.
+// VectorTiles computes in float32; bfloat16 is widened when it is packed. PairTiles has the same interface and
+// multiplies bfloat16 pairs with AMX or AVX-512. A query's result does not depend on the tile's other queries.
 #pragma once
 
 #include <immintrin.h>
@@ -15,8 +14,8 @@
 namespace mm {
 
 constexpr int kMaxHead = 512;   // largest head size
-constexpr int kKeyBlock = 512;  // keys that are packed, and whose scores are stored, at once
-constexpr int kKeyStep = 64;    // a block's first keys are left out in steps of so many
+constexpr int kKeyBlock = 512;  // keys in a block, which are packed and scored together
+constexpr int kKeyStep = 64;    // keys at a block's start are skipped in multiples of this
 constexpr int kScoresStride = kKeyBlock + 16;  // padded, because rows at a power-of-two distance share cache sets
 
 // The queries of one tile, and their running softmax and sums over the previous blocks of keys.
@@ -25,12 +24,11 @@ struct QueryTile {
   const Query* q;  // [kRows, q_width]
   float* sums;     // [kRows, width]
   RunningSoftmax* softmax;  // [kRows]
-  // [kRows] the first key that each query sees, and the end of its keys, counted from the row's first key;
-  // non-decreasing
+  // [kRows] each query sees the row's keys [first, seen); both arrays are non-decreasing
   const int *first, *seen;
   bool has_sinks;  // the running softmax is initialised with a sink
 
-  // Whether a block from `start` on is the first one with keys for any query, or for query `r` without a sink.
+  // Whether the block at key `start` is the first with keys for any query, or for query `r` if there are no sinks.
   MM_INLINE_MEMBER bool begins(int start) const { return start <= first[0]; }
   MM_INLINE_MEMBER bool begins(int start, int r) const { return !has_sinks && start <= first[r]; }
 };
@@ -39,7 +37,7 @@ class VectorTiles {
  public:
   using Query = float;
   static constexpr int kRows = 6;
-  static constexpr int kPack = 16;  // keys are packed in groups of 16, up to a multiple of this
+  static constexpr int kPack = 16;  // the number of packed keys is rounded up to a multiple of this
 
   VectorTiles(Carver& carver, int head_dim, int value_dim);
   int q_width() const { return d_; }
@@ -64,8 +62,8 @@ class VectorTiles {
 };
 
 #if defined(__AVX512BF16__)
-// Keys are stored in tiles of 32 values by 16 keys, values in tiles of 32 keys by 16 values, interleaved in pairs as
-// they are multiplied. Weights are rounded to bfloat16 before they are multiplied with the values, as in torch.
+// Keys are stored in tiles of 32 values by 16 keys, and values in tiles of 32 keys by 16 values. Rows of a tile are
+// interleaved in pairs for the multiply instructions. Weights are rounded to bfloat16, as in torch.
 class PairTiles {
  public:
   using Query = uint16_t;
@@ -81,7 +79,7 @@ class PairTiles {
   int width() const { return panels_ * 16; }
 
   void begin() const;  // configures this thread's tile registers
-  void end() const;  // releases them
+  void end() const;    // releases the tile registers
   void pack_query(const uint16_t* from, uint16_t* to) const;
   void pack(int at, const uint16_t* const* keys, const uint16_t* const* values, int count) const;
   void attend(const QueryTile<uint16_t>& tile, int start, int from, int count, const Scoring& scoring) const;

@@ -11,8 +11,8 @@ inline bool is_amd() {
 }
 inline const bool kIsAmd = is_amd();
 
-// Prefetches the line FAR bytes ahead into the second-level cache, and the line NEAR bytes ahead into the first-level
-// cache. Two distances are used because the first-level cache supports too few outstanding lines.
+// Prefetches the line FAR bytes ahead into the L2 cache, and the line NEAR bytes ahead into the L1 cache, because the
+// L1 cache supports few outstanding lines.
 template <int FAR, int NEAR>
 MM_INLINE void fetch_ahead(const char* line) {
   _mm_prefetch(line + FAR, _MM_HINT_T1);

@@ -30,7 +30,7 @@ MM_INLINE void store_as(void* to, V v) {
 
 MM_INLINE f16v splat(float x) { return x - f16v{}; }
 
-// a * b + c, rounded once. With the plain operators, the surrounding code decides whether the compiler fuses them.
+// a * b + c, rounded once. The compiler fuses the plain operators only in some contexts.
 MM_INLINE f16v fused(f16v a, f16v b, f16v c) {
 #if defined(__AVX512F__)
   return (f16v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

@@ -27,7 +27,8 @@ int64_t best_of(const float* values, int n) {
   return 0;
 }
 
-// For the first `active` rows: takes the given token or the best token of z, and stores the token and its embedding.
+// For each of the first `active` rows: chooses the given draft, or else the best token for z, and stores the token and
+// its embedding.
 int32_t choose(const mm_draft_head* head, const mm_draft_chain* chain, const void* z, int active, int64_t* drafts) {
   const int n = head->draft_vocab_size, hidden = head->decoder.hidden_size;
   int is_open = 0;

@@ -19,8 +19,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
     positions: np.ndarray  # int32 [n], rotary position (on all axes) of the token after kv_lens tokens
     # int32 [n, b], with blocks for kv_lens + most - 1 tokens. The row stride may exceed b.
     table: np.ndarray
-    # int64 [n, max(most) or more], tokens of other drafters, which are the first drafts of a row. NO_DRAFT:
-    # the head chooses this draft. None: the head chooses all drafts.
+    # int64 [n, max(most) or more], first drafts that other drafters proposed. NO_DRAFT: the head chooses this
+    # draft. None: the head chooses all drafts.
     given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
 gets no drafts. A request's first blocks may be prefix hits, or may be swapped in from the host. If the head
-has not read these blocks yet, the request's row waits until the head reads them for another row.
+has not read these blocks yet, the row gets no drafts until the head has read them for another row.
 """
 
 import numpy as np
@@ -11,14 +11,14 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.drafting.head.target_states import HeadBatch
 
-KEPT = 64  # maximum number of recorded steps before all of them are processed together
+KEPT = 64  # number of recorded steps that are processed together
 
 
 class Keys:
     """Records gaps in the head's KV.
 
-    `whole`: bool [max_rows], whether a row has no gap. Tokens that wait to be read are not a gap. `lacking`:
-    row -> first blocks that the head has not read, int32 [m], for each row that waits for blocks.
+    `whole`: bool [max_rows], whether a row has no gap. Tokens that the head will still read are not a gap.
+    `lacking`: row -> unread prefix blocks, int32 [m], for each row that waits for blocks.
     """
 
     def __init__(self, num_rows: int, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
@@ -96,7 +96,7 @@ class Keys:
         """Record that the head now has these tokens' keys."""
         self.settle()
         blocks = read.slots // self._size
-        if read.is_all is not None:  # a block with further waiting tokens of its row is not complete yet
+        if read.is_all is not None:  # a block is incomplete while tokens in it wait to be read
             ends = read.starts + read.counts
             index = counting(read.counts) + np.repeat(read.starts, read.counts)
             is_done = np.repeat(read.is_all, read.counts)

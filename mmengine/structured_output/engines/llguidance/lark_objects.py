@@ -1,6 +1,5 @@
-"""Writes Lark rules for objects whose keys come in any order, or in the order of llguidance's JSON Schema.
-
-In llguidance's JSON Schema, the named keys come first and in the schema's order.
+"""Writes Lark rules for objects whose keys come in any order, or in llguidance's order: first the named keys,
+in the schema's order.
 """
 
 from typing import Protocol
@@ -17,7 +16,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # A character in a key. Each character has a single spelling, because keys are compared by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
-_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # an escape that a key may also have if no name has control characters
+_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # control characters as escapes, if no named key has control characters
 
 
 class Rules(Protocol):
@@ -66,8 +65,8 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
     """Return the rule for items in any order, each at most once.
 
     Bit n in the rule's parameter says whether item n has occurred. The required items have the lowest bits.
-    `others` has keys with values that may come before, between and after the items. They are written as a
-    repetition, because recursion would enlarge the parser's table.
+    `others`: rules for unnamed keys with values, which may come anywhere. They are written as a repetition,
+    because recursion would enlarge the parser's table.
     """
     ordered = [*required, *(name for name in items if name not in required)]
     complete = f"is_ones([0:{len(required)}])" if required else "true"
@@ -103,8 +102,8 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
     """Return the expression for the items in order. Optional items may be left out."""
-    # `behind` matches the rest of the object after some property, and `alone` matches the rest if no property
-    # has occurred yet.
+    # `behind` matches the object's rest after a property, and `alone` matches the rest before the first
+    # property.
     behind, alone = '""', '""'
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"

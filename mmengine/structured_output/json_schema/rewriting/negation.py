@@ -1,12 +1,12 @@
 """Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
 `A and not B` is computed directly, because the complement of B alone often needs infinitely many
-alternatives. The shape A reduces the alternatives in three ways. Keys that A forbids need no alternative. A
-part needs no alternative if A's schema for the part implies B's schema. If the schemas of A and B for an item
-have no common value, every list with this item violates B, so later items need no alternatives.
+alternatives. Fewer alternatives are needed with A. Keys that A forbids need none. A part (an item or a
+property) needs none if A's schema for the part implies B's. If no value of an item satisfies both A and B,
+every list with this item violates B, and later items need none.
 
-Values that cannot be expressed become a blocked constraint, which is refused if it is used. Alternatives with
-values that few authors intend are left out; OMITTED_ALTERNATIVES describes these alternatives.
+Values that cannot be expressed become a blocked constraint; a schema that uses this constraint is refused.
+OMITTED_ALTERNATIVES describes the alternatives that are left out because few authors intend them.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -276,7 +276,7 @@ class Exclusion:
     def _failing(self, ours: Conjunction, theirs: Conjunction) -> Conjunction | None:
         """Return a conjunction for values that satisfy `ours` but not `theirs`.
 
-        Returns None if it is obvious that no such value exists.
+        Returns None if obviously no such value exists.
         """
         if self._within(theirs, ours) or self.parts.is_impossible(ours):
             return None
@@ -287,7 +287,7 @@ class Exclusion:
         return None if self.parts.is_impossible(failing) else failing
 
     def _within(self, wide: Conjunction, narrow: Conjunction) -> bool:
-        """Return whether it is obvious that every value that satisfies `narrow` also satisfies `wide`."""
+        """Return whether `narrow` obviously implies `wide`."""
         return all(place in narrow or self.parts.allows_anything(place) for place in wide)
 
     def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
