@@ -1,6 +1,6 @@
-"""Checks for settings that exclude each other, and for settings that do not fit the model or the scheduler.
+"""Checks for settings that exclude each other, or that contradict the model or the scheduler.
 
-An error text names both settings and says which of them to change.
+An error text names both settings and recommends a change.
 """
 
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
 
 
 def _model_rules(config: ModelSettings) -> Iterator[str]:
-    """Yield errors for settings that do not work with a model's rules (atomic_runs, whole_prompt)."""
+    """Yield errors for settings that contradict a model's rules (atomic_runs, whole_prompt)."""
     rules = [name for name in ("atomic_runs", "whole_prompt") if getattr(config, name)]
     if not rules:
         return
@@ -113,9 +113,7 @@ def _model_rules(config: ModelSettings) -> Iterator[str]:
 
 
 def _block_groups(config: ModelSettings) -> Iterator[str]:
-    """Yield errors for block groups that contradict each other, and for settings that do not work with block
-    groups.
-    """
+    """Yield errors for invalid block groups, and for settings that exclude block groups."""
     if not config.block_groups:
         return
     if config.compat:
@@ -131,7 +129,7 @@ def _block_groups(config: ModelSettings) -> Iterator[str]:
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:
-    """Yield errors for settings that vLLM's scheduler accepts and that mmengine's own scheduler refuses."""
+    """Yield errors for settings that mmengine's own scheduler does not support."""
     if config.token_budget < config.block_size:
         yield (
             f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "

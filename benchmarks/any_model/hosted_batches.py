@@ -1,11 +1,9 @@
 """Measures batches on a hosted model (transformers' modules in mmengine), and the same batches in
-transformers. Texts are compared with transformers' continuous batching. Requests with images are compared
-with `generate`, which answers one request after another.
+transformers. For texts, transformers uses continuous batching. For images, transformers' `generate` answers
+one request after another.
 
-If no sizes are set on a CPU, transformers' continuous batching takes 60 % of the machine's memory, even if
-other processes use that memory. The memory holds the KV cache and an attention mask (tokens per step x cached
-tokens). So the benchmark sets the same sizes as for mmengine's engine: tokens in the KV cache, and tokens per
-step.
+The engine and continuous batching have equal numbers of tokens in the KV cache and tokens per step. Without
+these settings, continuous batching on a CPU allocates 60 % of the machine's memory.
 """
 
 import gc
@@ -62,7 +60,7 @@ TOWER = {
 def texts(folder: Path, num_tokens: int) -> Part:
     """Time 16 requests on the hosted model and with transformers' continuous batching.
 
-    `num_tokens`: token ids of the prompts are below this number.
+    `num_tokens`: the prompts' token ids are below this number.
     """
     asks = [random_texts(1, length, NUM_NEW, num_tokens, seed=length)[0] for length in LENGTHS]
     ours, answers = _answers(folder, asks)
@@ -86,9 +84,7 @@ def texts(folder: Path, num_tokens: int) -> Part:
 
 
 def with_images(folder: Path) -> Part:
-    """Time 8 requests with an image on the hosted model, and with transformers' `generate` one by one. Both
-    sides start with processed pixels.
-    """
+    """Time 8 requests with an image on the hosted model, and with transformers' `generate` one by one."""
     write_image_model(folder)
     content = [{"type": "image"}, {"type": "text", "text": "Read the text in the image."}]
     messages = [{"role": "user", "content": content}]
@@ -120,7 +116,7 @@ def with_images(folder: Path) -> Part:
 
 
 def _answers(folder: Path, asks: list[Ask]) -> tuple[Sample, list[list[int]]]:
-    """Return the time that mmengine takes for all requests, and the answers' tokens."""
+    """Return mmengine's time for all requests, and the answers' tokens."""
     runner = EngineRunner(model=folder, dtype="bfloat16", config=EngineConfig.from_dict(SIZES))
     runner.answer(asks[:1])
     took, answers = clocked(lambda: runner.answer(asks))
@@ -130,7 +126,7 @@ def _answers(folder: Path, asks: list[Ask]) -> tuple[Sample, list[list[int]]]:
 
 
 def _table(title: str, sides: dict[str, Sample], num_tokens: int) -> tuple[Table, float]:
-    """Return the table, and the ratio of the second side's CPU time to the first side's."""
+    """Return the table, and transformers' CPU time divided by mmengine's."""
     table = Table(title, ("", "CPU seconds", "tokens per CPU second", "seconds"))
     for side, took in sides.items():
         figures = (f"{took.cpu:.1f}", f"{num_tokens / took.cpu:.0f}", f"{took.wall:.1f}")

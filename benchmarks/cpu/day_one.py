@@ -5,9 +5,9 @@
     python -m benchmarks day_one --telephone 900 # also a photograph of 4,000 x 3,000, for at most 900 s
     python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2 # for machines that need hours
 
-The benchmark makes a checkpoint folder with Qwen3-VL-2B's shapes and vocabulary and random bfloat16 weights,
-in shards as on the hub. Each side loads the folder and answers in a process of its own. "Cold" means that
-none of the weights is in the page cache.
+The benchmark writes a checkpoint folder with Qwen3-VL-2B's shapes and vocabulary. The weights are random
+bfloat16 numbers, in shards as on the hub. mmengine and transformers load the folder and answer in separate
+processes. "Cold" means that the page cache contains no weights.
 """
 
 import json
@@ -29,7 +29,7 @@ TITLE = "The first minutes with two billion weights, on a CPU"
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results" / "day_one_cpu.md"
 VOCABULARY = BENCHMARKS.parent / "build" / "vocabularies" / "ggml-vocab-qwen2.gguf"
-COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6  # targets
+COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6  # targets (maximum ratios)
 LIMIT_S = 1800.0  # maximum time for one process
 OURS, THEIRS = "mmengine", "transformers"
 
@@ -78,7 +78,7 @@ def main(
 def _make(
     model: Path, vocabulary: Path | None, small: bool, layers: int | None, tower_layers: int | None
 ) -> None:
-    """Make the model in a separate process, so that this process stays small."""
+    """Write the model in a separate process, to free its memory afterwards."""
     if vocabulary is not None and not vocabulary.is_file():
         raise SystemExit(f"no vocabulary at {vocabulary}: run `make test` to fetch it, or set --vocabulary")
     given = None if vocabulary is None else f"Path({str(vocabulary)!r})"
@@ -199,7 +199,7 @@ class Day:
         if done.returncode:
             raise SystemExit(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
         last = done.stdout.splitlines()[-1]
-        # printed as progress, because the whole run takes half an hour
+        # Progress, because the whole run takes half an hour.
         print(f"{name} {' '.join(words)}: {last}", file=sys.stderr, flush=True)
         return json.loads(last)
 

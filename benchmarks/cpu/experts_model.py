@@ -1,8 +1,8 @@
 """Make a random mixture-of-experts model with Qwen3-30B-A3B's shapes and fewer layers.
 
-To save disk space, the file stores the experts of one layer, which all layers share; in memory each layer has
-a copy. Routers, attention and norms are drawn separately for each layer. Experts are stored as in the hub's
-Qwen3-VL-30B-A3B: one tensor for gate and up, one for down, both transposed.
+To save disk space, the file stores the experts of only one layer, and each layer loads a copy. Routers,
+attention and norms differ between layers. As in the hub's Qwen3-VL-30B-A3B, the experts are two transposed
+tensors: gate and up together, and down.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from mmengine.models.loader import resolve_folder
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 32768,  # smaller, so that with fewer layers the head keeps its usual share of the weights
+    "vocab_size": 32768,  # reduced like the number of layers, to keep the head's share of the weights
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 13,
@@ -72,7 +72,7 @@ def make(folder: Path, sizes: dict[str, Any]) -> None:
 
 
 def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None:
-    """Write a random tensor, scaled so that a layer's output has about the magnitude of its input."""
+    """Write a random tensor. The scale keeps a layer's output at about the magnitude of its input."""
     random = torch.Generator().manual_seed(seed)
     if "norm" in name:
         values = 1 + 0.3 * torch.randn(shape, generator=random)
@@ -85,8 +85,8 @@ def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None
 
 
 def _shapes(s: dict[str, Any]) -> tuple[Shapes, Shapes, Shapes]:
-    """Return tensor shapes by name: for the model outside its layers, for a layer without its experts, and
-    for a layer's experts.
+    """Return three dicts of tensor name -> shape: embedding, head and final norm; a layer without experts;
+    and a layer's experts.
     """
     hidden, size, count, head = s["hidden_size"], s["moe_intermediate_size"], s["num_experts"], s["head_dim"]
     q, kv = head * s["num_attention_heads"], head * s["num_key_value_heads"]

@@ -20,8 +20,8 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
 DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
-# Minimum fractions that meet the goals. WANTED_DECODE (keyed by rows) and WANTED_PREFILL: the lower bound
-# divided by the measured time. WANTED_BUSY: the share of the time in which a kernel runs.
+# Goals. WANTED_DECODE (keyed by rows) and WANTED_PREFILL: the lower bound of the time divided by the measured
+# time, at least. WANTED_BUSY: the minimum share of the time with a running kernel.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97
@@ -40,14 +40,15 @@ def _rates(facts: dict[str, object]) -> Rates:
 
 
 def shape_and_sizes(name: str, dry: bool) -> tuple[ModelConfig, Sizes]:
-    """Return a model's shape, and the sizes to measure with it."""
+    """Return a model's shape, and the batch sizes and lengths to measure."""
     return (reduced(SHAPES[name]), DRY) if dry else (SHAPES[name], SIZES)
 
 
 def decode(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure greedy decode for each batch size, then 64 rows with top-k and top-p, and with top-p alone.
+    """Measure greedy decode for each batch size. Then measure 64 rows with top-k and top-p, and with top-p
+    alone.
 
-    All are compared with the same lower bound.
+    Sampling does not change the lower bound.
     """
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     network = random_model(shape, tell.device, torch.bfloat16)
@@ -67,7 +68,7 @@ def decode(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def drafts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure a chain of MAX_DRAFTS drafts for one row, with a draft head of random weights."""
+    """Measure MAX_DRAFTS successive drafts for one row, with a draft head of random weights."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     floor = MAX_DRAFTS * pass_bytes(shape) / found.copy
     try:
@@ -99,10 +100,7 @@ def prompts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure decode of 64 rows and a long prompt with batch_invariant.
-
-    The lower bounds are the same as without batch_invariant.
-    """
+    """Measure decode of 64 rows and a long prompt with batch_invariant."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     try:
         network = random_model(shape, tell.device, torch.bfloat16, batch_invariant=True)
@@ -119,7 +117,7 @@ def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def compare_invariant_times(run: Run, name: str) -> None:
-    """For each goal, record the time with batch_invariant divided by the time without, from earlier parts."""
+    """For each goal, record the time with batch_invariant divided by the time without batch_invariant."""
     context = shape_and_sizes(name, run.dry)[1].context
     for key, goal in run.goals.items():
         work, _, how = key.partition(", ")

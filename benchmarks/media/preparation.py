@@ -1,11 +1,11 @@
-"""Measure the cost of decoding images in another process, and how long a text prompt waits meanwhile.
+"""Measure the cost of decoding images in another process, and the delay of a text prompt meanwhile.
 
     python -m benchmarks preparation
 
-The first part measures the time in which a thread prepares one JPEG. Then a decoder process receives the same
-number of bytes and returns the same number of pixels, and this time is measured too. Both times are minima
-over 15 runs, in ms, and the table also has their ratio. The second part measures a text prompt's time to the
-first token, alone and while 64 large pictures are prepared (medians of at most 15 runs).
+The first part compares two times, each the minimum of 15 runs in ms. In the first, a thread prepares one
+JPEG. In the second, another process receives as many bytes and returns as many pixels. The second part
+measures a text prompt's time to the first token, alone and while 64 large pictures are prepared (medians of
+at most 15 runs).
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Measure the memory and the time to load a folder, for `quantised`. The last line of the output is JSON with
-bytes and seconds.
+"""Measure the memory and the time to load a folder, for the benchmark `quantised`. The last line of the
+output is JSON with bytes and seconds.
 
     python -m benchmarks quantised.loading FOLDER --quantize int8
 """
@@ -30,7 +30,7 @@ def main(
     load()
     torch.ones(8) @ torch.ones(8)  # start torch's threads
     plugin, quantized = plugin_for(folder), EngineConfig(quantize=quantize).quantize
-    import mmengine.models.network  # noqa: F401 (imported before timing, as loading would import it)
+    import mmengine.models.network  # noqa: F401 (otherwise loading would import this module)
 
     before, peaks, begun = status("RssAnon"), Peaks(), time.perf_counter()
     network = plugin.load_model(folder, device="cpu", dtype="bfloat16", quantize=quantized)

@@ -1,4 +1,4 @@
-"""Runs servers in their own processes, and reads the texts of their answers."""
+"""Starts servers in separate processes, and measures their tokens per second."""
 
 import http.client
 import json
@@ -34,9 +34,7 @@ class Running(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """The CPU seconds of the process and its descendants so far, as Linux reports them (in ticks of 10
-        ms).
-        """
+        """The CPU seconds of the process and its descendants so far. Linux counts ticks of 10 ms."""
         parents, ticks = {}, {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # The process has just ended.
@@ -126,8 +124,8 @@ def _await(process: subprocess.Popen, port: int, health: str, said) -> None:
 
 
 def tokens_a_second(port: int, asked: Load, model: str | None = None) -> tuple[float, list[str]]:
-    """Run the load. Return the tokens per second, counted from the texts, and the texts in the requests'
-    order. Raises NoAnswer.
+    """Run the load. Return the tokens per second, and the texts in the requests' order. A tokenizer counts
+    the texts' tokens. Raises NoAnswer.
     """
     begun = time.perf_counter()
     try:

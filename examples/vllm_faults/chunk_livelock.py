@@ -1,18 +1,18 @@
-"""A fault in vLLM 0.33.0 itself: two requests with an image wait for each other for ever.
+"""A fault in vLLM 0.33.0 itself: two requests with an image wait forever.
 
     python -m examples.vllm_faults.chunk_livelock [LOG]
 
-With `disable_chunked_mm_input` a chunk that would end inside an image is cut before the image. While two
-requests or more are present, `long_prefill_token_threshold` caps the chunk. If the image is longer than the
-threshold, the capped chunk never covers the image, and nothing is scheduled. A single request has no cap, so
-the hang needs two. vLLM 0.32.0 splits an image at which the chunk begins, and serves both requests.
+With `disable_chunked_mm_input`, a prefill chunk must not end inside an image. `long_prefill_token_threshold`
+limits the chunk's length, but only if several requests are present. If an image is longer than the threshold,
+no chunk covers the image, and nothing is scheduled. vLLM 0.32.0 splits an image at the start of a chunk, and
+serves both requests.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
 
 def record():
-    """Record random requests on this class, and return the log's folder."""
+    """Record random requests on vLLM's scheduler, and return the log's folder."""
     from examples.vllm_faults.recorded_run import new_log
     from examples.vllm_faults.served_script import random_images, serve
 

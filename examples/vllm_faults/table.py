@@ -2,10 +2,9 @@
 
     build/vllm/bin/python -m examples.vllm_faults.table [FAULT ...] [--out FOLDER]
 
-FOLDER gets each fault's log, the smallest log, and the pytest file that runs vLLM's scheduler alone. The exit
-code is 1 if a fault is not named, or not minimized to at most 6 requests within 60 seconds of CPU time. Other
-programs on the machine may slow a search down. The search's time limit is therefore multiplied by the factor
-by which the recording was slowed down, at most 8.
+FOLDER gets each fault's log, the smallest log, and a pytest file that runs only vLLM's scheduler. The exit
+code is 1 if `verify` misses a fault. The exit code is also 1 if a minimized log has more than 6 requests or
+costs more than 60 seconds of CPU time. On a busy machine the search gets up to 8 times as much wall time.
 """
 
 import argparse
@@ -38,9 +37,7 @@ FORMAT = "{:<19}{:<24}{:>5}{:>10}{:>6}{:>12}{:>9}{:>7}"
 
 
 def minimized(fault, log, out, seconds):
-    """Minimize a log, and return the JSON that `mmengine log minimize --json` prints. The command also writes
-    a test, and runs the test on the faulty class and on vLLM's own class.
-    """
+    """Minimize a log, and return the JSON that `mmengine log minimize --json` prints."""
     name = f"examples.vllm_faults.{fault}:{FAULTS[fault]}" if FAULTS[fault] else "vllm"
     options = ["--with", name, "--seconds", str(seconds), "--json"]
     with redirect_stdout(StringIO()) as printed:
@@ -49,8 +46,8 @@ def minimized(fault, log, out, seconds):
 
 
 def row(fault, folder, seconds):
-    """Record and minimize one fault. Returns the table's row, and whether the fault was named and minimized
-    within the limits.
+    """Record and minimize one fault. Returns the table's row, and whether `verify` found the fault and the
+    minimized log is within the limits.
     """
     sys.argv[1:] = [str(folder / fault)]
     begin, cpu_begin = time.monotonic(), time.process_time()

@@ -1,12 +1,12 @@
 """A block store in a local or shared folder, with one file per key.
 
-A value is written to a temporary file, which is synced and then renamed. A file that is named after a key is
+A value is written to a temporary file, and the file is synced and renamed. A file with a key as its name is
 therefore always complete. When the folder exceeds its limit, the least recently used values are deleted.
-Several processes may use the folder at once, so a value may vanish because another process deletes it.
+Several processes may use the folder at once, and each process may delete any value.
 
-A process rescans the folder as soon as its new values exceed a tenth of `max_bytes`, or earlier. Between
-scans, the process does not count the files that other processes write. Each process can therefore make the
-folder exceed its limit by about a tenth.
+A process scans the folder at the latest when its new values exceed a tenth of `max_bytes`. Between scans, the
+process counts only its own files. Each process can therefore make the folder exceed its limit by about a
+tenth.
 """
 
 import os
@@ -20,7 +20,7 @@ from pathlib import Path
 from mmengine.block_store.base import MAX_KEY_BYTES
 from mmengine.errors import ConfigError
 
-KEPT_SHARE = 0.9  # share of the size limit that remains in use after a cleanup
+KEPT_SHARE = 0.9  # a cleanup shrinks the folder to this share of the size limit
 STALE_S = 3600  # seconds after which an unfinished temporary file counts as abandoned
 ASIDE = ".part"  # suffix for temporary files
 
@@ -45,7 +45,7 @@ class FolderStore:
         if not 2 <= len(key) <= MAX_KEY_BYTES:
             raise ValueError(f"a key has 2 to {MAX_KEY_BYTES} bytes, not {len(key)}")
         name = key.hex()
-        # the key's last digits are uniformly distributed, so all subfolders have about the same size
+        # a key's last digits are uniformly distributed, so all subfolders have about equal sizes
         return self._root / name[-2:] / name
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
@@ -80,8 +80,7 @@ class FolderStore:
 
     def _get(self, path: Path, buffer: memoryview) -> bool:
         try:
-            # Do not follow links and do not block, because other users may put links or named pipes into a
-            # shared folder.
+            # Other users may put links or named pipes into a shared folder.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
@@ -108,9 +107,7 @@ class FolderStore:
                 self._path(key).unlink()
 
     def _grew(self, size: int) -> None:
-        """Count `size` new bytes. If a scan is due, scan the folder, and delete the least recently used
-        values if the folder exceeds its limit.
-        """
+        """Count `size` new bytes. If a scan is due, scan the folder and enforce the size limit."""
         with self._lock:
             self._room -= size
             if self._room >= 0:

@@ -12,10 +12,9 @@ PLAIN = ("default", "mrope")  # "mrope" is an old name for "default" with sectio
 class RopeConfig:
     """Options of the rotary embedding.
 
-    `kind`: how frequencies are scaled. `sections`: how many frequencies use a token's time, height and width
-    position; the three numbers add up to half of head_dim. None: all frequencies use the time position,
-    because the three positions of each token are equal. `interleaved`: whether the frequencies of time,
-    height and width alternate; otherwise the sections are consecutive.
+    `kind`: how frequencies are scaled. `sections`: the numbers of frequencies for a token's time, height and
+    width positions, half of head_dim in all. None: all frequencies use the time position. `interleaved`:
+    whether the frequencies of time, height and width alternate; otherwise the sections are consecutive.
     """
 
     theta: float

@@ -1,9 +1,9 @@
 """Reads the headers of a folder's safetensors files, and checks that the files are complete.
 
-A folder is untrusted, so a header's size is limited, and every offset is compared with the file's size
-before any data is used. A file consists of the header's length in 8 bytes, a JSON header with the dtype,
-shape and offsets of each tensor, and the data (https://huggingface.co/docs/safetensors, "Format"). Does not
-import torch.
+A folder is untrusted. The header's size is therefore limited, and offsets are checked before any data is
+read. A file consists of the header's length in 8 bytes, a JSON header with the dtype, shape and offsets of
+each tensor, and the data (https://huggingface.co/docs/safetensors, "Format"). This module does not import
+torch.
 """
 
 import json
@@ -28,7 +28,7 @@ FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or integers with 8 or 4 bits.
+    """How a quantised matrix is stored: as e4m3 codes, or as integer codes with 8 or 4 bits.
 
     `group` neighbouring values of a row share a scale and, if `mins` is true, a minimum.
     """
@@ -42,8 +42,8 @@ class CodedRows(NamedTuple):
     """Rows of integer codes.
 
     `codes`: int8 [m, k], from -127 to 127, or for 4 bits from -8 to 7. `scales`: float32 [m, ceil(k /
-    group)], exactly representable in float16. `mins`: None, or the minimum that is added to the values of
-    each group, with the dtype and shape of `scales`.
+    group)], exactly representable in float16. `mins`: None, or the minimum to add to each group's values,
+    with the dtype and shape of `scales`.
     """
 
     codes: np.ndarray
@@ -54,8 +54,8 @@ class CodedRows(NamedTuple):
 class Blocks(NamedTuple):
     """A GGUF type whose blocks the CPU kernels multiply in the stored format.
 
-    `number`: the number of the type in GGUF files. `name`: its name. `halves`: byte offsets of the float16
-    numbers in a block.
+    `number`, `name`: the type's number and name in GGUF files. `halves`: byte offsets of the float16 numbers
+    in a block.
     """
 
     number: int
@@ -76,30 +76,30 @@ class TensorEntry:
 
     @property
     def coding(self) -> Coding | None:
-        """Return how the tensor is stored as codes, or None if it is stored as plain numbers."""
+        """Return the tensor's code format, or None for a tensor of plain numbers."""
         return None
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        """Yield rows [begin, end) as integer codes, in pieces.
+        """Yield rows [begin, end) as integer codes, several rows at a time.
 
-        A piece is the index of its first row, counted from `begin`, and its rows. Raises ModelError.
+        Each item is the index of its first row, counted from `begin`, and the rows. Raises ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether the stored numbers must be decoded, so that only `pieces` returns the tensor's
+        """Return whether the stored numbers must be decoded. If so, only `pieces` returns the tensor's
         values.
         """
         return False
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) as float32 values, in pieces as `coded` does. Raises ModelError."""
+        """Yield rows [begin, end) as float32 values, with indices as `coded` does. Raises ModelError."""
         raise NotImplementedError(f"{self.stored_name} is stored as plain numbers")
 
     @property
     def form_name(self) -> str:
-        """Return the name of the tensor's code format if the codes are always dequantised, else ""."""
+        """Return the name of the tensor's code format if the engine always dequantises the codes, else ""."""
         return ""
 
     @property
@@ -108,14 +108,14 @@ class TensorEntry:
         return None
 
     def block_rows(self, begin: int, end: int, signed: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) in pieces as `coded` does, but as uint8 [m, bytes per row]. `signed`: int8
-        codes must have a magnitude of at most 127.
+        """Yield rows [begin, end) as uint8 [m, bytes per row], with their indices as `coded` does. `signed`:
+        int8 codes must have a magnitude of at most 127.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 
     @property
     def companions(self) -> tuple["TensorEntry", ...]:
-        """Return the other stored tensors, such as scales, that are needed to decode this tensor."""
+        """Return the other stored tensors that decoding needs, such as scales."""
         return ()
 
 
@@ -127,9 +127,9 @@ def tensor_error(entry: TensorEntry, what: str) -> ModelError:
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
 ) -> dict[str, TensorEntry]:
-    """Return every tensor in the folder's weights (`weight_files`) by its canonical name.
+    """Return canonical name -> tensor for every tensor in the folder's weights (`weight_files`).
 
-    A tensor is left out if `canonical_name` returns None.
+    Tensors without a canonical name (None) are left out.
 
     `dtypes`: safetensors name of each allowed dtype -> size of a value in bytes. Raises ModelError if files
     are missing, cut short or damaged, if a tensor is stored twice, or if its dtype is not allowed.
@@ -183,8 +183,8 @@ def check_tensors(
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with a folder's weights. Raises ModelError if a file is missing.
 
-    As in transformers, model.safetensors is preferred to the files that an index names, which may remain from
-    an older save.
+    As in transformers, model.safetensors is preferred to an index with shards, because the shards may remain
+    from an older save.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -200,8 +200,7 @@ def weight_files(folder: Path) -> list[Path]:
 def indexed_files(folder: Path) -> list[str]:
     """Return the sorted names of the files in a folder's index. The files need not exist.
 
-    Raises ModelError for an index without files, with too many files, or with a name that cannot be a file of
-    the folder.
+    Raises ModelError for an index without files, with too many files, or with an invalid file name.
     """
     index = folder / INDEX_FILE
     weight_map = read_json(index).get("weight_map")
@@ -228,8 +227,8 @@ def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
 def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
     """Return the tensors of a safetensors file.
 
-    `file` must be open at its beginning, and has `file_bytes` bytes. `path` is used only in messages and
-    entries. Raises ModelError as `open_tensors` does, and OSError if the file cannot be read.
+    `file` must be at its beginning, and has `file_bytes` bytes. `path` appears only in messages and entries.
+    Raises ModelError as `open_tensors` does, and OSError if the file cannot be read.
     """
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:

@@ -1,4 +1,4 @@
-"""The command `mmengine`. Commands import their dependencies only when they run, so that help is fast."""
+"""The command `mmengine`. Each command imports its dependencies only when it runs. Therefore help is fast."""
 
 import os
 import sys
@@ -77,11 +77,11 @@ app.command(cls=Command)(demo)
 
 
 def main() -> None:
-    """Run the command. An error is printed as one line on stderr, and a bug with its traceback.
+    """Run the command. Print an error as one line on stderr, and an unexpected exception with its traceback.
 
     docs/reference/cli.md lists the exit codes.
     """
-    # A supervisor has already printed the warning about unknown variables.
+    # The supervisor of this process has already printed the warning about unknown variables.
     warnings = [clash(), "" if is_supervised() else unknown_variables(os.environ)]
     for warning in filter(None, warnings):
         print(f"mmengine: warning: {warning}", file=sys.stderr)
@@ -96,7 +96,7 @@ def main() -> None:
             _fail(f"{error}: the installation is incomplete", BUG)
         _fail(hint, 2)
     except BrokenPipeError:
-        sys.stderr.close()  # The program that read this command's output has ended.
+        sys.stderr.close()  # The reader of the pipe has ended.
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)

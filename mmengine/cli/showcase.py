@@ -1,4 +1,4 @@
-"""Draws the images of `mmengine demo`, and makes questions about them with the expected answers."""
+"""Draws the images of `mmengine demo`, and returns questions about the images with expected answers."""
 
 import random
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ PLAN = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question. `about`: the names of its pictures. `messages`: the prompt. `expected`: the right
-    answer.
+    """A question. `about`: the names of the question's pictures. `messages`: the prompt. `expected`: the
+    right answer.
     """
 
     about: str
@@ -34,7 +34,7 @@ class Question:
 def questions(folder: Path, seed: int) -> list[Question]:
     """Return twelve questions: ten about one image, one about two images, and one about a video clip.
 
-    The images are written to `folder` as PNG files. They are not in the training data.
+    Write the images to `folder` as PNG files. The training data does not contain the images.
     """
     rng = random.Random(seed)
     found: list[Question] = []
@@ -52,7 +52,7 @@ def questions(folder: Path, seed: int) -> list[Question]:
 
 
 def _scene(rng: random.Random, count: int, tasks: tuple[str, ...]) -> Scene:
-    """Return a held-out scene that allows a question for each task in `tasks`."""
+    """Return a scene outside the training data that allows a question for each task."""
     while True:
         scene = random_scene(rng, count=count)
         items = image_questions(scene)

@@ -12,20 +12,20 @@ import numpy as np
 
 from mmengine.request import Pooling, Request
 
-# Special values of token ids, drafts and kinds of stop:
-PENDING = -1  # in `input_ids`: the previous step, which may still run, samples this token
+# Special token ids and drafts, and kinds of stop:
+PENDING = -1  # in `input_ids`: the token that the previous step samples
 ERROR_TOKEN = -1  # in a result's `token_ids`: the row's logits are not finite
 NO_DRAFT = -1  # in an array of drafts: the row has no draft at this position
-CUT = "cut"  # a kind of stop: a stop string ended the text before its grammar was complete
-REPETITION = "repetition"  # a kind of stop: the text repeated itself
-# A kind of stop: the text repeated itself, and further tokens then completed it by its grammar.
+CUT = "cut"  # kind of stop: a stop string ended the text before the text satisfied its grammar
+REPETITION = "repetition"  # kind of stop: the text repeated itself
+# Kind of stop: the text repeated itself, and more tokens then satisfied the grammar.
 REPETITION_CLOSED = "repetition_closed"
-PADDING = -1  # fills the end of an array that is longer than a row's ids; also the placeholder for a draft
+PADDING = -1  # fills arrays of ids after a row's last id; also the placeholder for a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that gets `row` in this step, with all its known tokens (prompt and outputs so far)."""
+    """A request that gets `row` in this step. `token_ids`: the prompt and the outputs so far."""
 
     row: int
     request: Request
@@ -47,11 +47,10 @@ class EncodeItem:
 class EncodePart:
     """A part of an item's encoder work, for a large item that is encoded over several steps.
 
-    The part covers the work from `start` to `until`. `work` is the whole item's work. All three are counted
-    in the units of encoder_cache/work.py. In the step with the last part (`until` equals `work`) the plan's
-    `encode` also contains the item, as its last entry. A part with `start` 0 encodes the item from the
-    beginning. Any other part continues after the previous part with the same key, if the key was not dropped
-    meanwhile.
+    The part covers the work from `start` to `until`. `work` is the whole item's work, in the units of
+    encoder_cache/work.py. In the step with the last part, the item is also the last entry of the plan's
+    `encode`. A part with `start` > 0 continues after the previous part with the same key, if the key was not
+    dropped meanwhile.
     """
 
     item: EncodeItem
@@ -66,8 +65,8 @@ class EncodePart:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Maps encoder output to input embeddings: the tokens [start, start + length) of the batch take the
-    features [item_start, item_start + length) of `key`.
+    """Maps encoder output to input embeddings. The batch's tokens [start, start + length) get the features
+    [item_start, item_start + length) of the encoder output `key`.
     """
 
     key: bytes
@@ -77,18 +76,18 @@ class MediaSpan:
 
 
 class StatePlan(msgspec.Struct, frozen=True, eq=False):
-    """The recurrent states that a step reads, copies and keeps, for the n rows in its plan.
+    """The recurrent states that a step reads, copies and stores, for the n rows in its plan.
 
-    Before the step, a row's state covers the row's first `num_computed` tokens. Drafts are covered only if
-    they are known to be accepted.
+    Before the step, a row's state covers the row's first `num_computed` tokens. A state never covers a draft
+    before its acceptance is known.
     """
 
     slots: np.ndarray  # int32 [n], the slot of each row's state
-    # int32 [m, 2], (source slot, destination slot) for each admitted row, in order. Before the forward pass
-    # the source is copied to the destination. If the source is NO_STATE, the destination is set to zero.
+    # int32 [m, 2], (source slot, destination slot) for each admitted row: copies before the forward pass, in
+    # order. If the source is NO_STATE, the destination is set to zero.
     begins: np.ndarray
-    # int32 [k, 3], (index among the rows, number of tokens, slot). After the row's first `number of tokens`
-    # tokens, the row's state is also written to the slot. None of these tokens is a draft.
+    # int32 [k, 3], (index among the rows, number of tokens, slot). The slot gets a copy of the row's state
+    # after that number of tokens, which includes no draft.
     kept: np.ndarray
 
 
@@ -96,7 +95,7 @@ class WindowPlan(NamedTuple):
     """A step's KV slots in a block group with a window, for the n rows and t tokens in the step's plan.
 
     `slot_mapping`, `block_table`: as in StepPlan. A query sees only the tokens in its window. Table entries
-    before the first block that a row's queries read have arbitrary values.
+    before the first query's window have arbitrary values.
     """
 
     slot_mapping: np.ndarray  # int64 [t]
@@ -106,8 +105,8 @@ class WindowPlan(NamedTuple):
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """A step for an executor, with n scheduled rows, t = num_scheduled.sum() tokens and s rows that sample.
 
-    The arrays belong to the executor: no other code writes to them after the dispatch. The exception is
-    `block_table`, which is valid only until the step is collected.
+    No other code writes to the arrays after the dispatch, except `block_table`, which is valid until the step
+    is collected.
     """
 
     step: int
@@ -129,21 +128,21 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     swap_in: np.ndarray | None = None  # host to device
     # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [d, n], the maximum number of drafts that drafter d may propose for each row. Drafters with a
-    # higher number have the limits of the last drafter in the array. Shape [0, 0]: no drafts; None: no limit.
+    # int32 [d, n], the maximum number of drafts from each of the first d drafters for each row. Later
+    # drafters have the limits of the last drafter in the array. Shape [0, 0]: no drafts; None: no limit.
     draft_room: np.ndarray | None = None
     # (request id, int32 block ids) for blocks that were fetched from a block store. They are copied to the
     # device before all other copies.
     fetched: tuple[tuple[str, np.ndarray], ...] = ()
-    # A part of an item that is encoded over several steps. A step with a part may have no rows.
+    # Part of an item's encoder work in this step. A step with a part may have no rows.
     part: EncodePart | None = None
     states: StatePlan | None = None  # for models with recurrent states
     # Digests of the adapters that rows of this step may use. All other adapters may be unloaded.
     adapters: tuple[bytes, ...] = ()
     # (index among the n rows, Pooling) for pooled requests whose last prompt token is in the step
     pool: tuple[tuple[int, Pooling], ...] = ()
-    # One entry for each block group with a window. `slot_mapping` and `block_table` above are those of the
-    # first block group.
+    # For each block group with a window. `slot_mapping` and `block_table` above belong to the first block
+    # group.
     windows: tuple[WindowPlan, ...] = ()
 
 
@@ -178,8 +177,7 @@ class PromptLogprobs(NamedTuple):
     """The logprobs of one prompt's n tokens.
 
     Each position has 1 + k entries: the prompt token, then the k likeliest tokens in descending order. The
-    first prompt token has an id but no logprobs, because no token precedes it. `row`: an index among the rows
-    that sampled.
+    first prompt token has no logprobs. `row`: an index among the rows that sampled.
     """
 
     row: int
@@ -206,18 +204,19 @@ class PooledVector(NamedTuple):
 class StepResult(msgspec.Struct, eq=False):
     """A step's result.
 
-    `stops`, `errors` and `logprobs` have entries only for some rows, in ascending order. An entry's index is
-    an index into `plan.sample`.
+    `stops`, `errors` and `logprobs` have entries only for some rows. An entry's index is an index into
+    `plan.sample`; the indices ascend.
 
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
-    "closed", CUT, REPETITION or REPETITION_CLOSED. `errors`: (index, text) for each row that failed while the
-    others did not, for example with NaN logits.
-    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. If the token's confidence was
-    computed, its pairs (token_confidence.py) are last. A row that returned several tokens may have an entry
-    for each token, in order.
+    "closed", CUT, REPETITION or REPETITION_CLOSED.
 
-    In a step with drafts a row returns `counts` tokens: its accepted drafts and one more token. `token_ids`
-    then holds the rows' tokens, row by row. `drafts`: the drafts for the next step.
+    `errors`: (index, text) for each row that failed alone, for example with NaN logits.
+
+    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. The pairs of a computed
+    confidence (token_confidence.py) are last. A row with several tokens may have an entry for each token.
+
+    In a step with drafts, `counts` is each row's number of tokens: the accepted drafts and one more.
+    `token_ids` then contains the tokens row by row. `drafts`: the drafts for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]
@@ -229,8 +228,8 @@ class StepResult(msgspec.Struct, eq=False):
     drafts: np.ndarray | None = None  # int32 [num_drafts.sum()]
     num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
     drafters: np.ndarray | None = None  # int32 [s], number of the drafter of each row; None: drafter 0
-    draft_ns: int = 0  # time for proposing the drafts; `device_ns` includes this time
-    host_ns: int = 0  # time of this process since the previous step returned; 0: unknown
+    draft_ns: int = 0  # time for proposing the drafts, included in `device_ns`
+    host_ns: int = 0  # time of this process since the previous result; 0: unknown
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # for prompts that ended in this step
     pooled: tuple[PooledVector, ...] = ()  # one vector for each row in `plan.pool`
 
@@ -240,16 +239,17 @@ class Executor(Protocol):
 
     @property
     def needs_plan(self) -> bool:
-        """Whether `dispatch` needs plans. If False, the engine builds no plan and passes NO_PLAN instead."""
+        """Whether `dispatch` needs plans. If False, the engine passes NO_PLAN."""
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Begin a step. Returns at once if the device is asynchronous. If this method raises an error, the
-        step did not begin.
+        """Begin a step. If the device is asynchronous, return at once.
+
+        After an error the step has not begun.
         """
 
     def collect(self) -> StepResult:
         """Wait for the oldest dispatched step and return its result. Raises ExecutorLost if no later step can
-        run. Raises any other error if only this step failed.
+        run, and another error if only this step failed.
         """
 
     def discard(self) -> None:

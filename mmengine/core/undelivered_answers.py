@@ -1,7 +1,7 @@
-"""Collects the answers that no consumer has received completely, from the same events that the state applies.
+"""Collects the answers that no consumer has received completely, from the log's events.
 
-An engine that continues a log collects the answers while it reads the log, and goes on collecting while it
-runs. Snapshots contain the answers, so a process that continues from a snapshot needs no earlier record.
+An engine that continues a log collects the answers while it reads the log and while it runs. Snapshots
+contain the answers, so a process that continues from a snapshot needs no earlier record.
 """
 
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# Maximum number of logprobs in a snapshot, prompt logprobs included. Writing more logprobs would take longer
-# than a few ms.
+# Maximum number of logprobs in a snapshot, including prompt logprobs. The limit keeps writing within a few
+# ms.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 
-NO_RECORD = -1  # in place of a record's number: no record was applied yet
+NO_RECORD = -1  # a sequence number before the first record
 
 _decoder = msgspec.msgpack.Decoder(saved.SavedAnswers)
 _NO_ROWS = np.zeros(0, np.intp)
@@ -37,7 +37,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """A request and the part of its answer that the log contains. `reason` is empty while the request runs or
+    """A request and its answer so far, as the log contains them. `reason` is empty while the request runs or
     waits.
     """
 
@@ -50,10 +50,10 @@ class ResumedAnswer:
     prompt_logprobs: PromptLogprobs | None = None
     code: ErrorCode | None = None
     vector: np.ndarray | None = None  # the vector of a pooled request, if the log contains it
-    order: bytes = b""  # only for a prompt's first choice: the token order (core/choice_orders.py)
+    order: bytes = b""  # only for the first of several choices: the token order (core/choice_orders.py)
 
     def add(self, output: Output) -> None:
-        """Append an output that the request got in the next step."""
+        """Append the output of the request's next step."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
@@ -72,15 +72,13 @@ class ResumedAnswer:
 
     @property
     def was_given_up(self) -> bool:
-        """Whether the consumer cancelled the request. A passed deadline does not count as a cancellation."""
+        """Whether the consumer cancelled the request. A passed deadline is no cancellation."""
         return self.code is ErrorCode.CANCELLED
 
 
 @dataclass(slots=True)
 class _Scores:
-    """The logprobs for an answer, with an entry for each token, and for the answer's prompt. For a pooled
-    request: the vector.
-    """
+    """The logprobs for an answer's tokens and for its prompt. For a pooled request: the vector."""
 
     logprobs: Logprobs | None = None
     of_prompt: PromptLogprobs | None = None
@@ -96,7 +94,7 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The answer to a request that has ended."""
+    """An ended request and its answer."""
 
     request: Request
     token_ids: np.ndarray  # int32
@@ -110,9 +108,9 @@ class _Ended:
 class UndeliveredAnswers(Observer):
     """One log's undelivered answers.
 
-    `sequence`: the last applied record's number. `undelivered`: the requests whose answers a consumer
-    still needs. `lacking`: requests whose first logprobs are unknown because a snapshot omitted them.
-    `fingerprints`: the model's fingerprints in the last RECOVERED.
+    `sequence`: the last applied record's number. `undelivered`: the requests whose answers a consumer still
+    needs. `lacking`: requests whose first logprobs a snapshot omitted. `fingerprints`: the model's
+    fingerprints in the last RECOVERED event.
     """
 
     def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
@@ -122,9 +120,9 @@ class UndeliveredAnswers(Observer):
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
         self._orders = ChoiceOrders(state.config.max_num_seqs)
-        self._scores: dict[str, _Scores] = {}  # request id -> logprobs, for live requests that want them
-        # These fields describe a step with logprobs or several choices: the rows that sampled (intp), their
-        # numbers of tokens before the step, and their requests.
+        self._scores: dict[str, _Scores] = {}  # request id -> logprobs, for live requests with logprobs
+        # For a step with logprobs or several choices: the rows that sampled (intp), their numbers of tokens
+        # before the step, and their requests.
         self._sampled = _NO_ROWS
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
@@ -158,9 +156,7 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Store the logprobs, the pooled vectors, and the token order of choices that `event` adds to
-        answers.
-        """
+        """Store the event's logprobs and pooled vectors, and the token order of choices."""
         if not isinstance(event, ev.Executed):
             return
         for vector in pooled_vectors(event):
@@ -200,7 +196,7 @@ class UndeliveredAnswers(Observer):
     def answers(self) -> dict[str, ResumedAnswer]:
         """Return request id -> answer, in the order in which the requests began.
 
-        Raises CorruptLog for a live request whose QUEUED was not among the records.
+        Raises CorruptLog if the log lacks a live request's QUEUED event.
         """
         begins, state = self.undelivered.begins, self._state
         for name in state.requests:
@@ -230,7 +226,7 @@ class UndeliveredAnswers(Observer):
         return answers
 
     def saved(self) -> saved.SavedAnswers:
-        """Return the answers as the structs that a snapshot contains. `restored` reads these structs."""
+        """Return the answers as structs for a snapshot. `restored` reads these structs."""
         state = self._state
         left, lacking = MAX_SCORES, set(self.lacking)
         scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
@@ -259,7 +255,7 @@ class UndeliveredAnswers(Observer):
 
 
 def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
-    """Return the answers from a snapshot of `state`, or None if the snapshot has none or they are invalid."""
+    """Return the answers from a snapshot of `state`, or None if the snapshot contains no valid answers."""
     if not body.answers or digest_of(body.answers) != body.answers_digest:
         return None
     try:

@@ -1,9 +1,9 @@
-"""The file operations that a log needs, for each operating system. Links are not followed, and synced bytes
+"""The file operations that a log needs, for each operating system. Opening a link fails, and synced bytes
 survive a system crash.
 
 Linux has all the calls. macOS lacks fdatasync and posix_fallocate; fsync and written zeros replace them.
-Windows also lacks O_NOFOLLOW and statvfs, and cannot open folders. On Windows the path is checked for a link
-before the file is opened, and the file system's journal writes new names to the disk.
+Windows also lacks O_NOFOLLOW and statvfs, and cannot open folders. On Windows, `open_file` first checks
+whether the path is a link, and new file names are not synced.
 """
 
 import errno
@@ -13,17 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# A flag is 0 on systems that lack it. O_BINARY exists only on Windows, which distinguishes text and binary
-# files.
+# A flag is 0 on systems without the flag. O_BINARY exists only on Windows.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BYTES = getattr(os, "O_BINARY", 0)
-# With O_NONBLOCK, opening a named pipe does not wait for a writer. The caller can then reject the pipe.
+# With O_NONBLOCK, opening a named pipe does not wait for a writer.
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file and return its descriptor. A new file can be read and written only by its owner. Raises
-    OSError, also if the path is a link.
+    """Open a file and return its descriptor. Only the owner may read or write a new file. Raises OSError,
+    also if the path is a link.
     """
     if not _NO_LINK and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -31,14 +30,14 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """Write `data` to a new file, rename the file to `path`, and sync both to the disk. An existing file is
-    replaced completely or not at all. If OSError is raised, no partial file remains.
+    """Write `data` to a new file, rename the file to `path`, and sync both to the disk. Raises OSError; an
+    existing file is then unchanged, and no partial file remains.
     """
     with (
         replacing(path) as part,
         open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
     ):
-        file.write(data)  # continues until all bytes are written
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(path.parent)
@@ -46,9 +45,7 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path for a new file. At the context's end the file is renamed to `path`, or deleted after an
-    error.
-    """
+    """Yield the path for a new file. Finally rename the file to `path`, or delete it after an error."""
     part = path.with_name(path.name + ".part")
     try:
         yield part

@@ -11,15 +11,16 @@ from mmengine.events.vocabulary import Event, Executed, Queued
 from mmengine.events.writer import LogWriter
 
 __all__ = ["LogReader", "LogWriter", "MemoryLog", "Record"]
-RING_RECORDS = 65536  # the default limits of MemoryLog are 65,536 records and 64 MiB
+# Default limits of MemoryLog.
+RING_RECORDS = 65536
 RING_BYTES = 64 * 2**20
 
 
 class MemoryLog:
     """Keeps the last records in memory, for an engine without a log folder. Nothing survives the process.
 
-    The log keeps at most `limit` records, whose prompts and sampled token ids have at most `max_bytes` bytes.
-    The newest record is always kept.
+    `limit`: maximum number of records. `max_bytes`: maximum bytes of the records' prompts and sampled token
+    ids. The newest record is always kept.
     """
 
     num_bytes, stalled = 0, ""
@@ -41,7 +42,7 @@ class MemoryLog:
         return True
 
     def sync(self) -> None:
-        """Do nothing, because nothing is on a disk."""
+        """Do nothing, because the log is not on a disk."""
 
     def tidy(self) -> None:
         """Do nothing, because `append` drops old records."""

@@ -2,9 +2,9 @@
 
 At first a single replica computes the whole request. When this replica dies, hangs or drains, each unfinished
 choice (answer) continues as a separate request on another replica. The new request contains the forwarded
-tokens as `outputs` and the choice's `sample_index`. Any engine with the same weights continues with the same
-tokens, because sampling noise depends only on seed, sample index and position, and because grammars,
-penalties and stop strings depend only on tokens.
+tokens as `outputs` and the choice's `sample_index`. Any engine with equal weights continues with the same
+tokens. Sampling noise depends only on seed, sample index and position; grammars, penalties and stop strings
+depend only on tokens.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # seconds between two attempts
 
 
 class RequestKeeper(Protocol):
-    """Stores a request that must survive when its ingress ends."""
+    """Stores a request that must outlive its ingress."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request. Called after a replica's log has recorded the request, and before the caller
-        learns that the request was accepted.
+        """Store a request that a replica's log has recorded. The caller learns of the acceptance only
+        afterwards.
 
         Raises an error if the request is refused.
         """
@@ -47,10 +47,10 @@ class RoutedRequest:
     """A request and the state of its choices.
 
     `request` must have a seed. `key`: the routing key that selects replicas. `moved`: called with the reason
-    for each move. With a `keeper` the request survives this process, and at most one replica computes it at
-    any time: the next replica begins when the log of the previous replica shows that the request has ended
-    there. After its acceptance, a request with a keeper waits for a replica without a time limit. If the
-    request then fails, the caller gets the failure as the answer.
+    for each move. With a `keeper` the request survives this process, and at most one replica computes the
+    request at any time. The next replica begins only after the request has ended in the previous replica's
+    log. After its acceptance, a request with a keeper waits for a replica without a time limit. A later
+    failure is the caller's answer.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RoutedRequest:
         self._ends: list[AnswerEnd] = []
         self._last: RequestOutput | None = None
         self._num_prompt_tokens = 0
-        self._deaths = 0  # replicas in a row that ended while they computed the whole request
+        self._deaths = 0  # consecutive replicas that ended while they computed the whole request
         self.news_at = time.monotonic()  # time at which a replica last accepted the request or sent outputs
         self.is_unheard = True  # whether no live replica is known to compute the request
 
@@ -97,7 +97,7 @@ class RoutedRequest:
         return all(choice.last is not None for choice in self._choices)
 
     def restore(self, outputs: Iterable[RequestOutput]) -> None:
-        """Take over the outputs of a request that a previous ingress accepted. Call before `run`."""
+        """Add the outputs of a request that a previous ingress accepted. Call before `run`."""
         self._num_prompt_tokens = self._channel.num_prompt_tokens
         for output in outputs:
             self._scores = output.prompt_scores or self._scores
@@ -106,7 +106,7 @@ class RoutedRequest:
         self._channel.wake()
 
     async def run(self) -> None:
-        """Run the request to its end, and put the last output into the channel."""
+        """Run the request to its end, and send the last output to the channel."""
         try:
             await self._run_whole()
             await _all(self._run_choice(choice) for choice in self._choices if choice.last is None)
@@ -124,8 +124,8 @@ class RoutedRequest:
         self._complete()
 
     async def _run_whole(self) -> None:
-        """Send the request as a whole until a replica accepts it. Return when the request has ended, or when
-        its choices must continue separately.
+        """Send the whole request until a replica accepts the request. Return when the request has ended, or
+        when its choices must continue separately.
         """
         await self._retry(self._whole_request, lambda: self.is_accepted, self._choices)
 
@@ -138,9 +138,7 @@ class RoutedRequest:
         is_done: Callable[[], bool],
         choices: Sequence[ChoiceProgress],
     ) -> None:
-        """Repeat attempts for these choices until an attempt succeeds, or until `is_done` is true after a
-        failed attempt.
-        """
+        """Repeat attempts for these choices until an attempt succeeds or `is_done` is true."""
         names = [self._core_ids[choice.index] for choice in choices]
         pause, deaths = FIRST_PAUSE_S, 0 if _num_tokens(choices) else self._deaths
         while not is_done() and not self._end_if_late():
@@ -155,8 +153,8 @@ class RoutedRequest:
                 if self._keeper is not None and move.replica:
                     self.is_unheard = False  # this replica may still have the request
                     await self._keeper.released(move.replica, names)
-                # New tokens clear the earlier deaths, because a request that crashes replicas gets no token
-                # before each crash.
+                # New tokens reset the count of deaths, because a request that crashes replicas gets no
+                # tokens.
                 deaths = move.is_death + (deaths if _num_tokens(choices) == tokens_before else 0)
                 if is_done():
                     self._deaths = deaths
@@ -179,9 +177,7 @@ class RoutedRequest:
             raise RequestFailed(f"no replica answered for {patience_s:g} seconds: {move}") from None
 
     def _end_if_late(self) -> bool:
-        """End the request if its deadline has passed between two attempts. Return whether the deadline
-        passed.
-        """
+        """End the request if its deadline has passed. Return whether the deadline has passed."""
         deadline_s = self._channel.options.deadline_s
         if not deadline_s or self._channel.age_s < deadline_s:
             return False
@@ -189,7 +185,7 @@ class RoutedRequest:
         return True
 
     def _whole_request(self) -> ReplicaRequest:
-        """Return the request with the remaining time to its deadline, counted from submission to the
+        """Return the request with the remaining time to its deadline. The time counts from submission to the
         ingress.
         """
         options = self._request.options
@@ -239,8 +235,8 @@ class RoutedRequest:
             self._ends.append(message.end)
 
     def _put(self, choice: ChoiceProgress, output: RequestOutput) -> None:
-        """Add an output to its choice. Forward all outputs except the request's last output, which
-        `_complete` forwards.
+        """Add an output to its choice, and forward the output. Only the request's last output is left to
+        `_complete`.
         """
         choice.add(output)
         if self.is_over:

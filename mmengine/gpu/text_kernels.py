@@ -1,5 +1,5 @@
-"""A Triton kernel for the steps between the qkv matmul and attention: the norms of q and k, the rotation
-(RoPE), and the store into KV blocks. The vision tower uses only the rotation.
+"""A Triton kernel for the work between the qkv matmul and attention: q and k norms, rotation (RoPE), and the
+store into KV blocks. The vision tower uses only the rotation.
 """
 
 import torch
@@ -22,7 +22,7 @@ def _rotate_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr,  # the power of two that covers half a head
+    LANES: tl.constexpr,  # smallest power of two that is at least half of HEAD_DIM
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
@@ -45,7 +45,7 @@ def _rotate_kernel(
         low, high = low * c - high * s, high * c + low * s
         tl.store(source, low.to(qkv.dtype.element_ty), mask=inside)
         tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=inside)
-    if APPENDS:  # noqa: SIM102, this condition is evaluated at compile time, and the next one at run time
+    if APPENDS:  # noqa: SIM102, compile-time condition
         if head >= NUM_HEADS:
             slot = tl.load(slots + token)
             is_v = (head >= NUM_HEADS + NUM_KV_HEADS).to(tl.int64)
@@ -71,7 +71,7 @@ def norm_rotate(
     """
     num_tokens, num_all, head_dim = qkv.shape
     num_kv_heads = (num_all - num_heads) // 2
-    blocks, slots = (qkv, qkv) if cache is None else cache  # without a cache neither is used
+    blocks, slots = (qkv, qkv) if cache is None else cache  # unused without a cache
     _rotate_kernel[(num_tokens, num_heads + num_kv_heads if cache is None else num_all)](
         qkv,
         qkv.stride(0),
@@ -94,7 +94,7 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head of qk [p, heads, d] in place. Each patch's heads are contiguous.
+    """Rotate every head of qk [p, heads, d] in place. A patch's heads are contiguous.
 
     cos and sin are float32 [p, d / 2] with equal row strides.
     """

@@ -1,4 +1,4 @@
-"""The numbers that stand for dtypes in calls of the CPU kernels."""
+"""Integer codes of dtypes in calls of the CPU kernels."""
 
 import torch
 

@@ -1,7 +1,6 @@
 """The engine as a Python library: callers pass prompts and get generated answers.
 
 `Engine` runs on the caller's thread, `AsyncEngine` serves many callers, and `Pipeline` replaces transformers'
-pipeline. Each package in the following list imports only packages earlier in the list: prompt, text,
-requests, stream, batch, chat, engine, async_engine, pipeline. No module in `mmengine.serve` may depend on
-HTTP.
+pipeline. In the following list, each package imports only packages to its left: prompt, text, requests,
+stream, batch, chat, engine, async_engine, pipeline. No module in `mmengine.serve` may depend on HTTP.
 """

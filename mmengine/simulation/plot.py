@@ -13,10 +13,10 @@ MAX_POINTS = 4000  # maximum number of points in a curve
 def draw(timeline: Timeline, config: EngineConfig, title: str, path: Path) -> None:
     """Draw running and waiting requests, memory use, and use of the token budget, over simulated time.
 
-    A run with more than 4,000 steps is divided into at most 4,000 spans, and each curve shows the largest
-    value in each span.
+    A run with more than 4,000 steps is divided into at most 4,000 spans. A curve shows the maximum in each
+    span.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because only a plot needs it
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # only a plot needs it
     from matplotlib.figure import Figure
 
     seconds = np.array(timeline.time_ns, np.float64) / 1e9

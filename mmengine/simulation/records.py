@@ -1,8 +1,8 @@
 """Records a simulation's decisions, one record per step, and finds the first difference between two runs.
 
-A record has hard fields (decisions and tokens) and soft fields (queues and numbers of free resources). `free`
-and `enc_free` are counted after the step was decided; `free_after` and `enc_free_after` are counted after the
-step's tokens were applied. A hard field that is empty is left out, but `sched` is always present.
+A record has hard fields (decisions and tokens) and soft fields (queues and free resources). `free` and
+`enc_free` are counted after the step's decisions, `free_after` and `enc_free_after` after its tokens. Empty
+hard fields are left out, except `sched`.
 """
 
 import json
@@ -29,9 +29,7 @@ _ORDER = ("step", *HARD_FIELDS[:-2], *_DECIDED, *HARD_FIELDS[-2:], *_UPDATED)
 
 @dataclass(slots=True)
 class _Open:
-    """The incomplete record of a step. `aborted`: requests that are aborted while the step runs, so that
-    their output is dropped.
-    """
+    """The incomplete record of a step. `aborted`: requests that are aborted while the step runs."""
 
     record: Record
     aborted: set[str]
@@ -42,11 +40,11 @@ class _Open:
 
 
 class Recorder:
-    """Builds records and passes each of them to `write`. Its sources are the executor's plans and results,
-    and the sink's events.
+    """Builds records from the executor's plans and results and from the sink's events, and passes each record
+    to `write`.
 
     `media_names`: encoder key -> name of the item. `queues`: whether to record the ids of running and waiting
-    requests instead of their numbers.
+    requests instead of the counts.
     """
 
     def __init__(self, write: Callable[[Record], None], media_names: dict[bytes, str], *, queues: bool):
@@ -55,8 +53,7 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        # The record to which the next ends of requests are added. The first record, created here, is
-        # discarded.
+        # The record that gets the next ends of requests. This first record is discarded.
         self._ending = _Open({}, set())
         self._names: dict[int, str] = {}  # row -> request id
 
@@ -112,17 +109,15 @@ class Recorder:
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """Record the free resources after a step's tokens were applied.
-
-        Nothing is recorded if requests were aborted during the step and mmengine's own scheduler is used,
-        because the aborted requests still hold resources at this moment.
+        """Record the free resources after a step's tokens were applied. Skip a step with aborted requests
+        under mmengine's own scheduler, because these requests still hold resources.
         """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free
             self._ending.record["enc_free_after"] = _encoder_free(state)
 
     def decided(self, state: State) -> None:
-        """Record the state after the step was decided, even if no step could run."""
+        """Record the state after the step's decisions, even if nothing could run."""
         here = self._open[-1]
         here.keep |= bool(state.requests) or "preempt" in here.record
         if not here.keep:
@@ -148,15 +143,17 @@ class Recorder:
 
 
 def _gone(step: _Open) -> list[bytes]:
-    """Return the evicted keys that the step did not encode again. As in vLLM, a key that was evicted twice is
-    listed at its second eviction.
+    """Return the evicted keys that the step did not encode again. As in vLLM, only a key's last eviction
+    counts.
     """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
 
 
 def _encoder_free(state: State) -> list[int]:
-    """Return how many embeddings are free in the encoder cache, and how many are free or unreferenced."""
+    """Return the number of free embeddings in the encoder cache, and the number of free or unreferenced
+    embeddings.
+    """
     free = state.encoder.capacity - state.encoder.used
     return [free, free + state.encoder.idle_size]
 
@@ -184,11 +181,11 @@ def read_records(path: Path) -> list[Record]:
 def first_difference(
     expected: list[Record], actual: list[Record], *, soft: bool = False, open_ends: Set[str] = frozenset()
 ) -> str:
-    """Return a text about the first difference between two lists of records, with the step, the field and
-    both values. Return "" if the lists are equal.
+    """Return the first difference between two lists of records as a text with step, field and both values.
+    Return "" for equal lists.
 
-    Steps without running, waiting, ending or preempted requests are skipped. `soft`: also compare the soft
-    fields that both records have. `open_ends`: ids of requests whose `finish` is not compared.
+    Steps without requests are skipped. `soft`: also compare the soft fields that both records have.
+    `open_ends`: ids of requests whose `finish` is not compared.
     """
     if open_ends:
         expected, actual = (

@@ -1,8 +1,8 @@
-"""The simulated KV of models that must compute an image, or a whole prompt, in a single step.
+"""The simulated KV for models that must compute an image, or a whole prompt, in a single step.
 
-In such a model, the number in a token's slot also depends on the other tokens of the step that the token
-attends to. An image that is split over steps, or a prefix hit with the KV of another prompt, therefore
-changes the output.
+For these models, the simulated KV value of a token also depends on later tokens in the step, as with
+bidirectional attention. A scheduler that splits an image over steps therefore changes the output. A prefix
+hit with another prompt's KV does so too.
 """
 
 import hashlib
@@ -16,16 +16,12 @@ _FACTOR = 0x94D049BB133111EB
 
 
 def run_value(length: int) -> np.uint64:
-    """Return the number that is added to each token of an image's run if a step computes `length` tokens of
-    the run.
-    """
+    """Return the summand for each image token in a step that computes `length` tokens of the image."""
     return np.uint64(length * _FACTOR % 2**64)
 
 
 def prompt_value(request: Request, num_known: int) -> np.uint64:
-    """Return the number that is added to each prompt token in a step that computes the prompt up to token
-    `num_known`.
-    """
+    """Return the summand for each prompt token in a step that computes the prompt up to token `num_known`."""
     num_known = min(num_known, len(request.prompt_token_ids))
     found = hashlib.blake2b(request.prompt_token_ids[:num_known].tobytes(), digest_size=8)
     for item in request.media:
@@ -34,9 +30,7 @@ def prompt_value(request: Request, num_known: int) -> np.uint64:
 
 
 def add_prompts(plan: StepPlan, requests: list[Request | None], values: np.ndarray) -> None:
-    """Add, in place, each row's `prompt_value` to the entries of `values` (uint64 [t]) for the row's prompt
-    tokens.
-    """
+    """Add each row's `prompt_value` in place to `values` (uint64 [t]), for the row's prompt tokens."""
     starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
     for place, row in enumerate(plan.rows.tolist()):
         request, computed = requests[row], int(plan.num_computed[place])

@@ -1,4 +1,4 @@
-"""Describes the prompts and media of Qwen3-VL to the shared processor."""
+"""Describes Qwen3-VL's prompts and media to ChatProcessor, the processor for all models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ from mmengine.processing.processor import ChatProcessor
 from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
 
-VERSION = "qwen3-vl-processing-1"  # Changes when the same input would give other pixels or tokens.
+VERSION = "qwen3-vl-processing-1"  # Changes if an input results in other pixels or tokens than before.
 NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # The tower's constants.
 _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model in `folder`. Raises ModelError, which names the file at fault."""
+    """Return the processor for the model in `folder`. Raises ModelError with the faulty file's name."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder)
@@ -47,14 +47,14 @@ def media_of(
 ) -> MediaDescription:
     """Return the media description of Qwen3-VL, and of other models with the same media.
 
-    `pads`: placeholder id -> modality. `names`: maps the tensor names in the folder's files.
+    `pads`: placeholder id -> modality. `names`: tensor names in the folder's files -> canonical names.
     """
     settings = read_grids(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens. Each temporal patch of a video is written like an image, after its
-        timestamp.
+        """Yield an item's tokens. Each temporal patch of a video becomes a timestamp and the tokens of an
+        image.
         """
         run = Run(pad, settings.patches.embeds(loaded.grid))
         if not loaded.timestamps:
@@ -66,7 +66,7 @@ def media_of(
 
 
 def _defaults(vision: VisionConfig) -> GridSettings:
-    """Return the values to use for fields that the files leave out."""
+    """Return default values for fields that the files omit."""
     return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),

@@ -1,6 +1,5 @@
-"""Reads the attention rules that are in the config, but in no argument to an attention call. The rules are
-the chunk size, whether media tokens see one another, and the position up to which the attention temperature
-is 1.
+"""Reads three attention rules from the config, because attention calls do not show these rules: the chunk
+size, whether media tokens see one another, and the last position with attention temperature 1.
 """
 
 from dataclasses import replace
@@ -13,7 +12,7 @@ from mmengine_transformers.media.rules import media_rules
 
 
 def with_rules(layers: tuple[LayerAttention, ...], config: PreTrainedConfig) -> tuple[LayerAttention, ...]:
-    """Return the layers with their `chunk` and `sees_runs`, which the config determines."""
+    """Return the layers with `chunk` and `sees_runs` from the config."""
     rules, text = media_rules(config), text_config(config)
     kinds = getattr(text, "layer_types", None) or [""] * len(layers)
     size = int(getattr(text, "attention_chunk_size", None) or 0)
@@ -28,12 +27,9 @@ def with_rules(layers: tuple[LayerAttention, ...], config: PreTrainedConfig) -> 
 
 
 def temperature_limit(config: PreTrainedConfig) -> int:
-    """Return the number of positions whose attention temperature is 1 in layers without rotary positions.
-
-    Returns 0 if the temperature is 1 at all positions.
-
-    Later positions cannot be served, because transformers counts positions from the start of each call (Llama
-    4).
+    """Return the number of positions with attention temperature 1 in layers without rotary positions, or 0 if
+    all positions have temperature 1. Later positions are not supported, because transformers counts positions
+    from the start of each call (Llama 4).
     """
     text = text_config(config)
     tuned = bool(getattr(text, "attn_temperature_tuning", None))

@@ -1,4 +1,4 @@
-"""A VisionLanguageModel whose decoder and head are transformers' modules."""
+"""A VisionLanguageModel with transformers' modules as decoder and head."""
 
 import logging
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ _log = logging.getLogger("mmengine.models")
 
 
 class HostedNetwork:
-    """A transformers model's networks on a device. `batch_invariant` is False."""
+    """A transformers model on a device."""
 
     batch_invariant = False
 
@@ -62,7 +62,7 @@ class HostedNetwork:
     ) -> None:
         self.spec, self._parts, self._body, self._head = spec, parts, body, head
         self._encoder = encoder
-        self._input_ids = torch.empty(0, dtype=torch.int64)  # token ids of the step that `forward` computes
+        self._input_ids = torch.empty(0, dtype=torch.int64)  # token ids of the current step
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """See VisionLanguageModel. Raises ModelError for a text model."""
@@ -89,7 +89,7 @@ class HostedNetwork:
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
     ) -> Tensor:
-        """See VisionLanguageModel. Raises ConfigError for draft heads, which hosted models do not support."""
+        """See VisionLanguageModel. Raises ConfigError with `aux_hidden_states`, which a draft head needs."""
         if aux_hidden_states is not None:
             raise ConfigError(
                 "draft heads need a native implementation, and this model runs on modules of transformers; "
@@ -105,8 +105,8 @@ class HostedNetwork:
 def load_network(
     folder: Path, *, device: str, dtype: str, quantize: Quantize = "none", activations: Activations = "model"
 ) -> HostedNetwork:
-    """Load and check a folder's model. Raises ModelError for a model that cannot be served, and ConfigError
-    for a device, dtype or quantisation that cannot be used.
+    """Load and check a folder's model. Raises ModelError for an unsupported model, and ConfigError for an
+    unsupported device, dtype or quantisation.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -121,7 +121,7 @@ def load_network(
             return _checked(model, folder, where, kind, held)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # Modules of other authors may raise any exception for unexpected inputs.
+    except Exception as error:  # Other authors' modules may raise any exception.
         raise ModelError(
             f"{type(model).__name__} cannot be served: its modules fail in a test at load: "
             f"{in_one_line(error, 200)}"
@@ -131,7 +131,7 @@ def load_network(
 def _checked(
     model: PreTrainedModel, folder: Path, device: torch.device, dtype: torch.dtype, held: str
 ) -> HostedNetwork:
-    """Return the network for a loaded model after the checks in `masks` and `probe`. Raises ModelError."""
+    """Check a loaded model (modules `masks` and `probe`), and return its network. Raises ModelError."""
     parts, context = parts_of(model), StepContext()
     calls, layers = record_layers(parts, device)
     pool = pool_heads(type(model).__name__, calls)
@@ -139,7 +139,8 @@ def _checked(
     for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
         setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
     body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
-    # If all prompt tokens see one another, skip the checks, which need causal masks and prompts in chunks.
+    # The checks require causal masks and chunked prompts. Skip the checks if all prompt tokens see one
+    # another.
     if media_rules(model.config).runs == "prompt":
         fuse_norms(parts.decoder, device, dtype)
     else:
@@ -156,7 +157,7 @@ def _checked(
 def record_layers(
     parts: ModelParts, device: torch.device
 ) -> tuple[list[AttentionCall], tuple[LayerAttention, ...]]:
-    """Run the decoder on a few tokens. Return its attention calls, and the layers that follow from them."""
+    """Run the decoder on a few tokens. Return its attention calls, and the layers derived from the calls."""
     embeds = parts.embedding(torch.arange(1, PROBE_TOKENS + 1, device=device))[None]
     positions = torch.arange(PROBE_TOKENS, device=device)[None]
     use_attention(parts.decoder, RECORDER)

@@ -1,4 +1,4 @@
-"""Describes a hosted model's prompts and media to the shared processor."""
+"""Describes the prompts and media of a hosted model (transformers' modules) to ChatProcessor."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -18,13 +18,13 @@ from mmengine.processing.processor import ChatProcessor
 from mmengine_transformers.media.packing import read_header
 from mmengine_transformers.media.settings import HostedMedia
 
-VERSION = "transformers-processing-1"  # Changes when the same input would give other tokens or pixels.
+VERSION = "transformers-processing-1"  # Changes if an input results in other tokens or pixels than before.
 DEFAULT_POSITIONS = 4096
 
 
 class HostedProcessor(ChatProcessor):
-    """A ChatProcessor that enforces `max_images` (HostedMedia), the maximum number of images in a prompt, and
-    that names the reason if the model takes no videos.
+    """A ChatProcessor with a maximum number of images in a prompt (HostedMedia's `max_images`). For a model
+    without videos, the error for a video includes the reason.
     """
 
     def _check_taken(self, *parts: Sequence[MediaPart]) -> None:
@@ -48,7 +48,7 @@ class HostedProcessor(ChatProcessor):
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for a folder's model. Raises ModelError, which names the problem."""
+    """Return the processor for a folder's model. Raises ModelError."""
     folder = Path(folder)
     values = read_model_json(folder, "config.json")
     settings = _media_settings(folder, values)
@@ -77,7 +77,7 @@ def load_processor(folder: Path) -> ChatProcessor:
 def _templates(
     settings: HostedMedia | None, media: MediaDescription, tokenizer: ChatTokenizer
 ) -> dict[str, ChatTemplate]:
-    """Return the templates for messages with media of some modality."""
+    """Return modality -> template, for modalities with a separate template."""
     source = "" if settings is None else settings.video_template
     if not source:
         return {}
@@ -85,7 +85,7 @@ def _templates(
 
 
 def _no_video(settings: HostedMedia) -> str:
-    """Return why the model takes no videos, or ""."""
+    """Return the reason why the model accepts no videos, or ""."""
     if settings.no_video:
         return settings.no_video
     from mmengine_transformers.media.processors import video_refusal  # Imports transformers.
@@ -99,10 +99,10 @@ def _positions(values: dict[str, object]) -> int:
 
 
 def _media_settings(folder: Path, values: dict[str, object]) -> HostedMedia | None:
-    """Return the media settings, or None for a text model. For a text model, transformers is not imported."""
+    """Return the media settings. For a text model, return None without importing transformers."""
     if not isinstance(values.get("vision_config"), dict):
         return None
-    # These modules import transformers, which takes long.
+    # These modules import transformers slowly.
     from mmengine_transformers.classes import read_model
     from mmengine_transformers.media.opening import open_media
 

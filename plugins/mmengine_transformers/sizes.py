@@ -1,4 +1,4 @@
-"""Determines a model's sizes without its weights, for `mmengine model check`."""
+"""Determines a model's sizes without loading weights, for `mmengine model check`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,9 @@ from mmengine_transformers.weights import build_empty
 
 
 def describe(folder: Path) -> ModelSpec:
-    """Return the sizes of a folder's model, from a run of its decoder on the meta device (without values).
-
-    If the decoder's operations need values, the sizes come from its config alone. Raises ModelError for a
-    model that cannot be served, and for a model whose processor cannot be used.
+    """Return the sizes of a folder's model, from a run of its decoder on the meta device. If the run fails
+    because operations need values, the sizes come only from the config. Raises ModelError for an unsupported
+    model or processor.
     """
     config, model_class = read_model(folder)
     media = open_media(folder, config)
@@ -31,7 +30,7 @@ def describe(folder: Path) -> ModelSpec:
             calls, layers = record_layers(parts, torch.device("meta"))
     except ModelError:
         raise
-    except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
+    except Exception:  # A mixture of experts fails, because meta tensors have no values.
         return _from_config(config)
     spec = spec_of(parts, pool_heads(model_class.__name__, calls), layers)
     return spec if media is None else replace(spec, runs=media_rules(config).runs)

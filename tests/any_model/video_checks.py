@@ -1,4 +1,4 @@
-"""The plugin contract's checks of videos: a base class of HostedContract."""
+"""Video tests for every hosted model: a base class of HostedContract."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from tests.pictures import noise
 
 FPS = 1.25
 NUM_SHORT = 8  # Answer length.
-KILLED_AT = 6  # Plans that the executor gets before its process is killed.
+KILLED_AT = 6  # Number of steps before the process is killed.
 PICTURE, OTHER = noise(0, (60, 90)), noise(2, (48, 63))
 WAYS = ("beside others", "from the cache", "in chunks", "preempted", "drafted")
 
@@ -36,8 +36,8 @@ LONG, LONG_FPS = clip(6, 20, (32, 48)), 4.0
 
 
 def told(*parts):
-    """Return a conversation with one user message. A part is a text, an image, or a clip whose frames are all
-    taken.
+    """Return a conversation with one user message. A part is a text, an image, or a clip. No frames are
+    dropped.
     """
     return [{"role": "user", "content": [_part(part) for part in parts]}]
 
@@ -61,12 +61,10 @@ ALONE_CHATS = (*VIDEO_CHATS[:3], told(SECOND, "or ", FIRST, "?"), told(PICTURE, 
 
 
 class VideoChecks:
-    """Compares prompts, log-probabilities and tokens for videos with transformers. A subclass of
-    HostedContract.
-    """
+    """Compares prompts, logprobs and tokens for videos with transformers."""
 
     def test_video_prompts_are_transformers(self, made, processor):
-        """Compare token ids and, if there is a single video, its tensors."""
+        """Compare token ids, and the tensors of a single video."""
         for chat, inputs in self._videos(made):
             prepared = processor.prepare(chat)
             assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -74,7 +72,7 @@ class VideoChecks:
                 check_tensors(prepared.media[0].patches, inputs)
 
     def test_frames_of_files_are_chosen_as_transformers_does(self, made, processor):
-        """Compare token ids and tensors for a file from which the processor chooses frames."""
+        """Compare token ids and tensors for a video file with sampled frames."""
         if self.kind in NO_VIDEO:
             pytest.skip("videos are refused")
         theirs = transformers.AutoProcessor.from_pretrained(made.folder)
@@ -111,12 +109,12 @@ class VideoChecks:
 
     @pytest.mark.parametrize("name", WAYS)
     def test_video_tokens_are_transformers(self, made, tmp_path, name):
-        """Compare greedy tokens of each prompt at least twice, and verify the log."""
+        """Compare each prompt's greedy tokens at least twice, and verify the log."""
         chats, filmed = self._filmed(made)
         self._check_tokens(filmed, chats, name, tmp_path / "log", num_spare=1)
 
     def test_a_killed_process_continues_with_videos(self, made, tmp_path):
-        """Kill the process while prompts with video files are computed, and verify the continued log."""
+        """Kill the process during prompts with video files, and verify the continued log."""
         chats, filmed = self._filmed(made)
         log = tmp_path / "log"
 
@@ -130,8 +128,8 @@ class VideoChecks:
         assert report.ok and report.rederived and not report.unfinished
 
     def _videos(self, made):
-        """Return pairs of a chat and transformers' inputs. For a model whose videos are refused, check the
-        refusal and skip.
+        """Return pairs of a chat and transformers' inputs. For a model without videos, check the error and
+        skip.
         """
         if self.kind in NO_VIDEO:
             refused = pytest.raises(InvalidRequest, match="cannot encode one video alone")
@@ -145,7 +143,7 @@ class VideoChecks:
         return type(self)._pairs
 
     def _filmed(self, made):
-        """Return the chats, and the checkpoint with their inputs and transformers' greedy tokens."""
+        """Return the chats, and a copy of `made` with transformers' inputs and greedy tokens."""
         chats, inputs = zip(*self._videos(made), strict=True)
         if "_with_videos" not in vars(type(self)):
             tokens = [self._generate(made, given, NUM_SHORT) for given in inputs]
@@ -154,8 +152,8 @@ class VideoChecks:
 
 
 def mixed_logits(reference, inputs):
-    """Return the logits [1, n, vocab] for a prompt with images and videos from the parts of a model whose own
-    forward fails for such a prompt.
+    """Return the logits [1, n, vocab] for a prompt with images and videos. The model's own forward fails for
+    both at once, so the function calls the model's submodules.
     """
     core, kinds = reference.model, inputs["mm_token_type_ids"]
     embeds = core.get_input_embeddings()(inputs["input_ids"])
@@ -170,7 +168,7 @@ def mixed_logits(reference, inputs):
 
 
 def video_inputs(folder, chat):
-    """Return the inputs that transformers' processor makes for a chat with videos."""
+    """Return transformers' inputs for a chat with videos."""
     processor = transformers.AutoProcessor.from_pretrained(folder)
     text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     images = [part["image"] for part in chat[0]["content"] if "image" in part]

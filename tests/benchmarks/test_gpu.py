@@ -1,4 +1,4 @@
-"""Tests gpu.sh on a CPU with the smallest sizes, and the calculation of its targets."""
+"""Tests gpu.sh on a CPU with the smallest sizes, and the calculation of its lower bounds."""
 
 import os
 import shutil
@@ -65,7 +65,7 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
 
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
     """Wheels and built kernels in the folder .whl are installed before the check runs. The test uses a
-    checkout of its own with a stand-in for the check.
+    temporary checkout with a fake check.
     """
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
     for folder in (benchmarks / "gpu", brought / "aot" / "page"):
@@ -191,7 +191,7 @@ def test_answers_part_where_their_tokens_do(module):
     "size, weights, kv, prefill, vision", [("2B", 3.44, 112, 30.8, 4.36), ("8B", 15.14, 144, 134, 5.80)]
 )
 def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
-    """Compare the roofline amounts with calculations by hand: GB of weights, KiB of KV per token, TFLOP for
+    """Compare the roofline's amounts with hand calculations: GB of weights, KiB of KV per token, TFLOP for
     8,192 tokens, and TFLOP for an image.
     """
     floors, shape = module("gpu.roofline"), module("gpu.shapes").SHAPES[size]
@@ -203,8 +203,8 @@ def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, visi
 
 
 def test_the_weights_counted_are_the_weights_there_are(module):
-    """For reduced shapes, the bytes counted for a decode step equal the size of the model's matrices. Norms
-    and embedding rows are not counted.
+    """The roofline's bytes for a decode step equal the size of the model's matrices, without norms and
+    embedding.
     """
     shapes, floors = module("gpu.shapes"), module("gpu.roofline")
     for shape in shapes.SHAPES.values():

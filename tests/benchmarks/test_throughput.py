@@ -1,5 +1,5 @@
 """Tests benchmarks/throughput.py and benchmarks/half_billion.py with the smallest settings. Times are not
-checked.
+tested.
 """
 
 import json
@@ -43,9 +43,7 @@ def call(name, *words):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Run the throughput benchmark once for this module. Return its tables as markdown, and its standard
-    output.
-    """
+    """Return the throughput benchmark's tables as markdown, and its standard output."""
     out = tmp_path_factory.mktemp("throughput") / "new" / "table.md"
     sections = [word for name in ("embedded", "encoder", "share") for word in ("--section", name)]
     printed = call(

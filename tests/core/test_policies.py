@@ -1,4 +1,6 @@
-"""Tests how policies are found (by name, registration or entry point), and the policy prefill_first."""
+"""Tests the lookup of scheduling policies (by name, registration or entry point), and the policy
+prefill_first.
+"""
 
 import runpy
 from pathlib import Path

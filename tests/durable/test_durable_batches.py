@@ -1,5 +1,5 @@
-"""A real server with a batch is killed with kill -9. After the restart the batch finishes, with each line
-once and the answers of an undisturbed run.
+"""A server with a batch is killed with kill -9. After the restart the batch finishes. Each line has one
+answer, equal to the answer of an undisturbed run.
 """
 
 import json
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Process:
-    """A server as users start it, on its own port, with a log in a folder."""
+    """An `mmengine serve` process with a log."""
 
     def __init__(self, folder):
         folder.mkdir(exist_ok=True)
@@ -102,15 +102,14 @@ def ended(client, batch):
 
 
 def answers(client, found):
-    """Return the answers in both files by custom_id, without values that depend on the run.
-
-    Checks that no line occurs twice.
+    """Return custom_id -> answer from both files, without values that depend on the run. Each line must occur
+    once.
     """
     assert found.status == "completed"
     lines = []
     for name in (found.output_file_id, found.error_file_id):
         data = client.files.content(name).read()
-        # The last bits of a logprob depend on the rows that were computed together.
+        # The last bits of a logprob depend on the batch.
         lines += [json.loads(line, parse_float=lambda text: 0.0) for line in data.splitlines()]
     out = {}
     for line in lines:
@@ -124,8 +123,8 @@ def answers(client, found):
 
 
 def killed(folder, chosen, kills, num_lines, in_recovery=False):
-    """Kill a batch's server several times and compare its answers. Returns how many lines had no answer at
-    each kill, as far as the client knew.
+    """Kill a batch's server several times and compare its answers. Returns the client's number of unanswered
+    lines at each kill.
     """
     unanswered = []
     with running(folder) as one:

@@ -1,4 +1,4 @@
-"""benchmarks/core/resume.py: a process that continues a long log reads only its end."""
+"""Tests benchmarks/core/resume.py: a process that continues a long log reads only the log's end."""
 
 import json
 import subprocess

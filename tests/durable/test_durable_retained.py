@@ -1,6 +1,4 @@
-"""A log from several processes, of which only the newest part is kept, gives the same answers as a whole
-log.
-"""
+"""A log from several processes gives the same answers without its oldest segments."""
 
 import errno
 import os
@@ -29,14 +27,12 @@ KEPT = 30_000  # bytes
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Make segments, and the parts of the log between two snapshots, small."""
+    """Make segments and the distance between snapshots small."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
 
 
 class Server:
-    """A process that begins or continues a log. `tokens` maps request ids to the tokens that callers
-    received.
-    """
+    """An engine that begins or continues a log. `tokens`: request id -> tokens that the caller received."""
 
     def __init__(self, folder, tokens, **settings):
         self.folder, self.tokens, self.ended = folder, tokens, set()
@@ -51,7 +47,7 @@ class Server:
                     self.ended.add(name)
 
     def answer(self, numbers, keep=()):
-        """Submit requests by number, a few at a time; those in `keep` are not delivered."""
+        """Submit requests by number, a few at a time. `keep`: requests whose answers are not delivered."""
         numbers = list(numbers)
         while numbers:
             while numbers and len(self.core.state.requests) + len(self.core.inbox.queued) < 4:
@@ -75,7 +71,7 @@ class Server:
         self.core.tidy()
 
     def killed(self):
-        """Return a copy of the folder as a kill would leave it."""
+        """Return a copy of the folder in the state after a kill."""
         dead = copied(self.folder, self.folder.with_name(self.folder.name + "'"))
         self.core.sink.close()
         return dead
@@ -111,7 +107,7 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
 
 
 def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, monkeypatch):
-    """Until the request is delivered, no later segment is deleted, and tidying does not list the folder."""
+    """No later segment is deleted before the request is delivered, and tidying does not list the folder."""
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
     first = LogReader(server.folder).first_sequence
@@ -137,7 +133,6 @@ def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, mo
 
 
 def test_snapshots_are_few(tmp_path):
-    """The number of snapshots exceeds the number of segments by at most three."""
     server = Server(tmp_path / "log", {}, snapshot_bytes=300)
     server.answer(range(60))
     server.core.close()
@@ -186,7 +181,6 @@ def test_a_full_disk_costs_only_a_snapshot_or_a_packed_segment(tmp_path, monkeyp
     ],
 )
 def test_fsck_tells_of_a_damaged_snapshot(tmp_path, spoil):
-    """A cut, changed or empty snapshot gives exit code 4 and a finding that names the file."""
     server = Server(tmp_path / "log", {})
     server.answer(range(12))
     server.core.close()

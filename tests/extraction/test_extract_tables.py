@@ -1,4 +1,4 @@
-"""Tests columns, tables, the review page and the search for documents, without a model."""
+"""Tests `mmengine extract` without a model: columns, tables, the review page and the search for documents."""
 
 import csv
 import io
@@ -45,8 +45,8 @@ HOSTILE = "</td><script>alert(1)</script>&\"'\u202e"
 
 
 def results_of(tmp_path, values, names=None, min_confidence=0.9, p=0.95, schema=TEXT, **fields):
-    """Return the results of a work folder with the answers `values`. A str becomes an answer's text
-    unchanged.
+    """Return the results of a work folder with the answers `values`. A str is an answer's text, any other
+    value is written as JSON.
     """
     lines, answers = [], []
     for number, value in enumerate(values, 1):
@@ -258,9 +258,7 @@ def test_the_page_escapes_names_and_answers(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_lie_on_the_same_part_of_the_picture(tmp_path, orientation):
-    """The file stores the picture turned, as EXIF says. The page shows the picture upright, with the box on
-    the red part.
-    """
+    """The page shows a picture with an EXIF orientation upright, with the box on the red area."""
     upright = Image.new("RGB", (100, 50), "white")
     upright.paste("red", (10, 20, 40, 30))
     exif = Image.Exif()

@@ -1,5 +1,5 @@
-"""Writes folders that transformers' modules serve (Gemma 3, Qwen2-VL, Qwen2.5-VL) as GGUF files, with the
-keys and tensor names of llama.cpp's converter.
+"""Converts checkpoint folders of Gemma 3, Qwen2-VL and Qwen2.5-VL to GGUF files, with the keys and tensor
+names of llama.cpp's converter.
 """
 
 import json
@@ -75,8 +75,8 @@ def write_files(
 
 
 def write_gemma(folder, out, kind: str = "F32", *, swaps: bool = False, keys=None, vision=None):
-    """Write a Gemma 3 folder. `swaps`: exchange the names of an MLP's matrices in the projector, as in old
-    files. `keys`, `vision`: metadata to add or replace in the text model and in the projector.
+    """Write a Gemma 3 folder as GGUF files. `swaps`: exchange the names of the projector's MLP matrices, as
+    in old files. `keys`, `vision`: metadata to add or replace in the text model and in the projector.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     text = config.get("text_config", config)
@@ -95,7 +95,7 @@ def write_gemma(folder, out, kind: str = "F32", *, swaps: bool = False, keys=Non
 
 def gemma_tower(name: str, values: np.ndarray, swaps: bool) -> list[Tensor]:
     if ".head." in name:
-        return []  # Gemma 3 has no use for SigLIP's head, and the converter drops the head.
+        return []  # The converter drops SigLIP's head, because Gemma 3 does not use it.
     if name in GEMMA_PLACES:
         place = GEMMA_PLACES[name]
         values = values + np.float32(1) if "norm" in place else values
@@ -125,8 +125,8 @@ def gemma_clip(config: dict, **more) -> list:
 
 
 def write_qwen2_vl(folder, out, kind: str = "F32", *, swaps: bool = False, fused: bool = False, vision=None):
-    """Write a Qwen2-VL or Qwen2.5-VL folder. `swaps`: as in `write_gemma`. `fused`: store queries, keys and
-    values as one tensor. `vision`: metadata to add or replace in the projector.
+    """Write a Qwen2-VL or Qwen2.5-VL folder as GGUF files. `swaps`, `vision`: as in `write_gemma`. `fused`:
+    store the query, key and value weights as one tensor.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     text, towers, own = config["text_config"], [], {}

@@ -1,4 +1,4 @@
-"""Tests models that are split into several GGUF files, and the rules for file names."""
+"""Tests models in several GGUF files, and the rules for file names."""
 
 import pytest
 
@@ -14,7 +14,7 @@ NAME = "small-Q4_1-0000{}-of-00003.gguf"
 
 
 def split(number: int, count: int, tensors: int) -> list:
-    """Return the metadata of a part. `number`: the part's number, from 1."""
+    """Return the metadata of a split file. `number`: the file's number, from 1."""
     return [
         ("split.no", UINT32, number - 1),
         ("split.count", UINT32, count),
@@ -24,11 +24,11 @@ def split(number: int, count: int, tensors: int) -> list:
 
 @pytest.fixture
 def parts(tmp_path):
-    """Write a small model in one file and in three, and return the paths of the three."""
+    """Write a small model as one file and as three files, and return the paths of the three files."""
     tensors, keys = weights(), model() + vocabulary()
     (tmp_path / "whole.gguf").write_bytes(write(keys, tensors).data)
     paths = [tmp_path / NAME.format(number) for number in (1, 2, 3)]
-    shared = [[], tensors[:9], tensors[9:]]  # The first part has only metadata, as some splitters write it.
+    shared = [[], tensors[:9], tensors[9:]]  # Some tools write only metadata to the first file.
     for number, (path, own) in enumerate(zip(paths, shared, strict=True), 1):
         first = keys if number == 1 else []
         path.write_bytes(write(first + split(number, 3, len(tensors)), own).data)

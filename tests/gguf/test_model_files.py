@@ -1,4 +1,4 @@
-"""Tests that a model's files can be read in the same way from a folder and from a GGUF file."""
+"""Tests that a folder and a GGUF file give the same model files."""
 
 import json
 

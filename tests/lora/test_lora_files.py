@@ -1,6 +1,4 @@
-"""Tests reading adapter folders: ranks and scales, and that an error for an unsupported or damaged folder
-names the field or the tensor.
-"""
+"""Tests reading adapter folders: ranks, scales, and errors with the faulty field or tensor."""
 
 import json
 import os
@@ -187,7 +185,7 @@ def test_an_adapter_over_the_byte_limit_is_refused(made, copy):
     [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
-    """The adapter has a matrix of 16 MiB and a small matrix. Only the file's header may be read."""
+    """The refusal reads only the file's header, not the matrix of 16 MiB."""
     with_config(copy, r=4, rank_pattern={})
     header, at = {}, 0
     for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):
@@ -207,7 +205,7 @@ def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(made, copy, monkeypatch):
     pair, weights = peft._pair, load_file(copy / WEIGHTS_FILE)
-    # The note makes the header longer than the file object's buffer, so that the header is read again.
+    # The note makes the header longer than the file object's buffer, to force a second read.
     save_file(weights, copy / WEIGHTS_FILE, {"note": "a" * 2**17})
 
     def changed(*given):

@@ -1,4 +1,4 @@
-"""Writes FP8 and NVFP4 folders in the formats of compressed-tensors and ModelOpt from float folders."""
+"""Quantises float folders to FP8 and NVFP4, in the formats of compressed-tensors and ModelOpt."""
 
 import json
 
@@ -12,13 +12,15 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def fp8_rows(weight):
-    """Return e4m3 codes [out, in], and a bfloat16 scale for each row [out, 1]."""
+    """Return e4m3 codes [out, in], and bfloat16 scales [out, 1]."""
     scales = (weight.float().abs().amax(1, keepdim=True).clamp(min=1e-6) / LARGEST).bfloat16()
     return (weight.float() / scales.float()).to(torch.float8_e4m3fn), scales
 
 
 def nvfp4(weight):
-    """Return codes 0 to 15 [out, in], e4m3 scales [out, in / 16], and the global scale that divides them."""
+    """Return codes 0 to 15 [out, in], e4m3 scales [out, in / 16], and a global scale, the divisor for the
+    scales.
+    """
     groups = weight.float().unflatten(1, (-1, GROUP))
     most = groups.abs().amax(2)
     whole = LARGEST * E2M1[-1] / most.max().clamp(min=1e-6)
@@ -44,7 +46,7 @@ def meant(codes, scales, whole, *, divides):
 
 
 def stored_nvfp4(name, weight, layout):
-    """Return the tensors that store a matrix, and the values that they represent."""
+    """Return a matrix's stored tensors, and the dequantised values."""
     codes, scales, whole = nvfp4(weight)
     if layout == "compressed-tensors":
         tensors = {
@@ -106,8 +108,8 @@ def config_of(layout, forms):
 
 
 def to_float_codes(folder, layout, *forms):
-    """Quantise the matrices of the text model's layers in the folder's files, with each of `forms` in turn.
-    Returns all tensors with the values that the files now represent.
+    """Quantise the text layers' matrices in the folder, with each of `forms` in turn. Returns all tensors
+    with dequantised values.
     """
     path = folder / "model.safetensors"
     tensors, meant = load_file(path), {}

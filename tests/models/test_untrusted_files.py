@@ -1,4 +1,4 @@
-"""Tests of model files that a stranger wrote: pipes, and a tokenizer on which the library panics."""
+"""Tests of malicious model files: named pipes, and tokenizers that exhaust time or memory."""
 
 import base64
 import json
@@ -57,8 +57,8 @@ def test_a_merge_without_its_product_is_refused(tokenizer):
 
 
 def test_a_regular_expression_that_takes_too_long_fails_the_text(tokenizer):
-    """The tokenizers library panics when the regular expression reaches its retry limit. `except Exception`
-    does not catch this panic.
+    """The tokenizers library panics at the regular expression's retry limit, and `except Exception` does not
+    catch a panic.
     """
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern, tokenizer["pre_tokenizer"]]}
@@ -91,7 +91,7 @@ CHARSMAP = base64.b64encode((4).to_bytes(4, "little") + b"trie" + b"b" * 5000 + 
     ],
 )
 def test_a_tokenizer_that_lengthens_texts_without_limit_is_refused(tokenizer, part):
-    """Forty doublings turn the letter "a" into a terabyte, and the system would kill the process."""
+    """Forty doublings turn the letter "a" into a terabyte."""
     tokenizer["normalizer"] = part
     with pytest.raises(ModelError, match="not a readable tokenizer") as found:
         ChatTokenizer(tokenizer, "tokenizer.json")

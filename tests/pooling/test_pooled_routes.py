@@ -158,7 +158,7 @@ def test_a_long_text_is_cut_if_the_call_says_so(embedding_server):
 
 
 def test_cutting_reads_only_the_beginning_of_a_text(embedding_server, monkeypatch):
-    """Each text has 8 million characters, for which the tokenizer would need several seconds."""
+    """The tokenizer would need several seconds for a whole text of 8 million characters."""
     processor = embedding_server.engine.processor
     encode, num_chars = processor.tokenizer.encode, []
 

@@ -1,6 +1,4 @@
-"""Tests that files, functions and type escapes stay within their limits, and that the list of exceptions only
-shrinks.
-"""
+"""Tests the limits for files, functions and type escapes, and that the list of exceptions only shrinks."""
 
 import ast
 

@@ -57,8 +57,8 @@ def begun(client):
 
 
 def until_over(client, path, over):
-    """Request `path` until the object's status is in `over`, and return the object. Failed requests are
-    repeated, because a starting ingress does not answer.
+    """Request `path` until the object's status is in `over`, and return the object. A starting ingress does
+    not answer, so failed requests are repeated.
     """
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -75,9 +75,7 @@ def until_over(client, path, over):
 
 
 def answers(client, names, batch):
-    """Return the texts of the responses `names` and of the batch. Ids, times and token counts are left out,
-    because they differ between processes.
-    """
+    """Return the texts of the responses `names` and of the batch, without ids, times and token counts."""
     said = []
     for name in names:
         found = until_over(client, f"/v1/responses/{name}", ("completed", "incomplete", "failed"))

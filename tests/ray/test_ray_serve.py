@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve are killed, hang and are rolled over, and clients notice nothing."""
+"""Clients notice nothing when Ray Serve's replicas are killed, hang, or are replaced in a rolling update."""
 
 import asyncio
 import os
@@ -70,7 +70,7 @@ def test_a_replica_is_killed_at_random_instants(fleet, undisturbed, folder):
         took.append(time.monotonic() - begun)
         for place, (said, wanted) in enumerate(zip(found, undisturbed, strict=True)):
             assert said == wanted, f"kill {number}, stream {place}"
-    logs = logs_in(folder)  # a replica that died while it started has no log
+    logs = logs_in(folder)  # a replica that was killed at its start has no log
     for log in logs:
         unfinished.append(len(verify(log).unfinished))
     print(f"{KILLS} kills, {len(logs)} lives, {sum(unfinished)} requests were unfinished in logs of the dead")
@@ -91,7 +91,7 @@ def test_a_rolling_update_under_load_fails_no_request(fleet, undisturbed, folder
 
 
 def test_a_replica_that_hangs_is_left_and_replaced(fleet, undisturbed, folder):
-    """The replica process is frozen and silent. Serve's own health check ends it."""
+    """The replica process is frozen by SIGSTOP. Ray Serve's health check ends the process."""
 
     async def freeze():
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Tests how the log tools report an image that was encoded in several parts."""
+"""Tests the log tools with an image that is encoded over several steps."""
 
 import pytest
 

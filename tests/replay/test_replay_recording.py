@@ -1,4 +1,4 @@
-"""Tests that requests can be left out of recorded decisions, and that the others' decisions stay the same."""
+"""Tests that requests can be left out of recorded decisions without a change to other requests' decisions."""
 
 import random
 
@@ -31,8 +31,8 @@ def split(folder):
 
 
 def project(config, pieces, kept):
-    """Fold the events of the requests `kept` until a rule or an invariant breaks or a key is unknown. Return
-    the state and the name of the broken rule or invariant, or "".
+    """Fold the events of the requests `kept`. Stop at a broken rule, a broken invariant or an unknown key.
+    Return the state and a name for the failure, or "".
     """
     state = State(config)
     projection = Projection(state, kept)
@@ -68,7 +68,7 @@ def test_all_requests_give_the_same_state(tmp_path, run):
 
 @pytest.mark.parametrize("run", ["plain", "overlap"])
 def test_some_requests_break_no_other_rule(tmp_path, run):
-    """If the request that computed a prefix or an item is left out, other requests' hits are false. Other
+    """Without the request that computed a prefix or an item, other requests' cache hits are false. All other
     decisions stay valid.
     """
     busy_run(tmp_path / "log", num_requests=20, **RUNS[run])

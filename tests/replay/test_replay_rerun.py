@@ -1,5 +1,5 @@
-"""Tests what-if reruns: a rerun of a simulated log repeats each step, and the fit finds the cost model from
-the logged times.
+"""Tests what-if reruns: a rerun of a simulated log repeats each step, and the fit recovers the cost model
+from the log.
 """
 
 import json
@@ -40,8 +40,8 @@ COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60
 
 
 def simulated_log(folder, *, count=48, gap_ns=35e6, cost=COST, **settings):
-    """Write the log of a simulation with `count` requests, half of them with images, in a pool that is too
-    small at times. `gap_ns`: mean time between arrivals.
+    """Simulate `count` requests, half of them with images, and write the log. The KV pool is sometimes too
+    small. `gap_ns`: mean time between arrivals.
     """
     rng, requests, now = random.Random(5), [], 0
     for number in range(count):
@@ -73,15 +73,15 @@ def log(tmp_path_factory):
 
 @pytest.fixture
 def one_seed(monkeypatch):
-    """Predict with one simulation where `rerun` uses the median of three."""
+    """Make `rerun` predict with one simulation instead of three."""
     for module in (calibration, rerun_module):
         monkeypatch.setattr(module, "SEEDS", (0,))
 
 
 @pytest.fixture
 def reruns(monkeypatch):
-    """Make the command print the result of its first rerun again, so that a second format costs no time. The
-    second command must have the same log and the same changes.
+    """Cache the first rerun's result for a command with another output format. The later command must have
+    the same log and the same changes.
     """
     results = []
 
@@ -105,7 +105,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     result = rerun(tmp_path / "log", {})
     logged, again = result.logged.numbers, result.again.numbers
     assert logged["steps"] == report.num_steps and logged["preemptions"] == report.meter.num_preemptions
-    # Latencies count from the step at which the scheduler saw the request.
+    # Latencies start at the step of the request's arrival in the scheduler.
     lines = request_lines(tmp_path / "log")
     assert logged["ttft_ms_p90"] == spread_of([line.first_token_ns for line in lines]).p90 / 1e6
     assert logged["end_to_end_ms_p50"] == spread_of([line.end_ns for line in lines]).p50 / 1e6
@@ -119,7 +119,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     assert {name: logged[name] for name in COUNTED} == {name: again[name] for name in COUNTED}
     simulated = rerun(tmp_path / "log", {}, exact=False)
     assert not simulated.is_exact
-    for row in simulated.calibration.rows:  # A median of 24 requests depends on when each was seen.
+    for row in simulated.calibration.rows:  # A median of 24 requests depends on the arrival steps.
         assert abs(row.error) <= max(row.bound, 0.15), row
     for name, error in simulated.errors.items():
         assert error is None or abs(error) < 0.02 or name in ("preemptions", "prefix_hit_percent"), name
@@ -127,9 +127,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
 
 @pytest.mark.usefixtures("one_seed")
 def test_steps_without_drafts_are_repeated(tmp_path):
-    """A request that runs alone has steps without drafts. The simulation must not draft at these steps
-    either.
-    """
+    """The simulation drafts nothing at steps without drafts in the log."""
     report = simulated_log(tmp_path / "log", count=20, max_num_seqs=1, num_draft_tokens=3)
     script = read_script(tmp_path / "log")
     counts = [len(answer.tokens) - answer.runs[:, 1].sum() for answer in script.answers.values()]
@@ -138,8 +136,8 @@ def test_steps_without_drafts_are_repeated(tmp_path):
 
 
 def test_chosen_drafts_are_not_chosen_again(tmp_path):
-    """A log has only the drafts that its scheduler chose. A simulated scheduler with the policy goodput would
-    drop some of these drafts.
+    """A log contains only its scheduler's choice of drafts. The policy goodput would drop some of these
+    drafts again.
     """
     report = simulated_log(tmp_path / "log", count=30, max_num_seqs=2, num_draft_tokens=3, draft_policy="all")
     watch = Watch(open_log(tmp_path / "log").config, 30)
@@ -170,7 +168,7 @@ def test_more_memory_is_predicted_correctly(log, tmp_path):
     assert report.num_steps != log[1].num_steps
     assert result.changed == {"num_blocks": (90, 400), "max_num_seqs": (8, 16)}
     for name, value in truth.items():
-        # Allowed error in ms; larger for figures that count from an arrival.
+        # Allowed error in ms, larger for figures that start at an arrival.
         step_ms = 5 if name.startswith(("ttft", "end")) else 0.5
         assert estimate[name] == pytest.approx(value, rel=0.03, abs=step_ms), name
         low, high = result.intervals[name]
@@ -194,9 +192,7 @@ def test_a_log_with_all_event_kinds(tmp_path):
 
 
 def test_two_steps_in_flight_hide_the_host(tmp_path):
-    """With two steps in flight, the engine works while the device computes, so the host time of 2 ms per step
-    is hidden.
-    """
+    """With two steps in flight, the host time of 2 ms per step overlaps the device time."""
     simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
     config = CheckedLog(tmp_path / "log").config
     watch = Watch(config, 30)
@@ -235,9 +231,7 @@ def test_settings_that_change_no_decision_are_answered_exactly(log):
 
 @pytest.mark.usefixtures("one_seed")
 def test_a_log_whose_halves_differ_from_the_model_is_not_answered(tmp_path, reruns):
-    """The log is divided into slices, and the steps in every second slice take twice as long. Neither these
-    steps' work nor their position in the log explains the difference.
-    """
+    """Every second slice of the log has doubled step times, and the cost model cannot explain this."""
     simulated_log(tmp_path / "even", count=70, gap_ns=60e6)
     records = list(LogReader(tmp_path / "even"))
     slices = slices_of(sum(isinstance(record.event, ev.Queued) for record in records))

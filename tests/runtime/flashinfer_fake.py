@@ -1,7 +1,7 @@
 """Fake FlashInfer wrappers in plain torch.
 
-They accept only calls that fit the recorded signatures, and compute attention from the planned lists (indptr,
-indices, last_page_len) alone.
+A fake accepts only calls with the recorded signatures. It computes attention only from the planned lists
+(indptr, indices, last_page_len).
 """
 
 import inspect
@@ -33,10 +33,8 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 
 
 def recorded(module) -> dict[str, list[list]]:
-    """Return an installed package's signatures in the record's format.
-
-    The decode wrapper's `plan` only passes its arguments on, so its entry is the signature of the method that
-    it calls.
+    """Return an installed package's signatures in the record's format. The decode wrapper's `plan` has no own
+    parameters, so the record has the signature of `_plan_impl`.
     """
     calls = {}
     for wrapper in WRAPPERS:
@@ -55,9 +53,7 @@ def _recorded(function) -> list[list]:
 
 
 class FakeWrapper:
-    """A fake for a wrapper in WRAPPERS. `log` gets an entry for the constructor and for each call of `plan`
-    and `run`.
-    """
+    """A fake for a wrapper in WRAPPERS. `log` records the constructor and each call of `plan` and `run`."""
 
     def __init__(self, name, log, calls, *arguments, **options):
         self._name, self._log, self._calls = name, log, calls
@@ -121,7 +117,7 @@ class FakeWrapper:
 
 
 def attend(q, k, v, causal):
-    """Attend like the kernel, which multiplies masked values by 0. So the values must be finite."""
+    """Compute attention. Like the kernel, multiply masked values by 0, so all values must be finite."""
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5

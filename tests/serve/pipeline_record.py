@@ -1,9 +1,9 @@
-"""Record transformers' result of each call in pipeline_calls.py, so that tests can run our pipeline alone.
+"""Record transformers' results for the calls in pipeline_calls.py, for tests that run only our pipeline.
 
     python -m tests.serve.pipeline_record     writes pipeline_record.json
 
-`make soak` compares the record with transformers. The record holds only digests. To see how two results
-differ, run pipeline_sides.py with the call.
+`make soak` compares the record with transformers. The record contains only digests. To see the results
+themselves, run pipeline_sides.py with the call.
 """
 
 import hashlib
@@ -22,9 +22,8 @@ PACKAGES = ("transformers", "torch", "pillow", "av")
 
 
 def both_sides(codes):
-    """Return the output of pipeline_sides.py by call.
-
-    It runs in another process, since transformers checks for torchvision only when it is imported.
+    """Run pipeline_sides.py in another process, and return its output. transformers checks for torchvision
+    only at its import.
     """
     command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
     done = subprocess.run(

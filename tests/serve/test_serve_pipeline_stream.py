@@ -1,4 +1,4 @@
-"""The pipeline's streamers, time limits, datasets and options, on an engine that echoes."""
+"""Tests the pipeline's streamers, time limits, datasets and options, on an engine that echoes prompts."""
 
 import warnings
 

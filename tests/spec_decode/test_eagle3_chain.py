@@ -1,5 +1,5 @@
-"""Tests of draft chains: every implementation drafts the same tokens as the formulas, and the KV cache has
-the expected content afterwards.
+"""Tests of draft chains (successive drafts of an EAGLE-3 head): every implementation drafts the same tokens
+as the reference formulas, and the KV cache has the expected content.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ LENGTHS = (9, 1, 14, 3, 6)
 
 
 def prefilled(written, folder, compute, dtype=torch.float32):
-    """Return a head, rows that it has processed, the attention with their KV, and each row's z and carry for
-    its last token.
+    """Return a head, rows after their prefill, the attention with the rows' KV, and z and carry for each
+    row's last token.
     """
     head = load(written, folder, dtype)
     assert isinstance(head, NativeDraftHead) == (compute == "kernels")
@@ -45,9 +45,7 @@ def drafted(head, rows, attention, z, carry, most=MOST, given=None):
 
 
 def chain_of_formulas(written, head, row, most, given=()):
-    """Return `most` drafts of the formulas, each computed from the whole sequence. The first drafts are
-    `given`.
-    """
+    """Return `most` drafts from the reference formulas, without a KV cache. The first drafts are `given`."""
     aux_hidden_states, tokens, positions = row
     hidden, embeds, drafts = dense_fuse(written, aux_hidden_states), head.embed(tokens), []
     for _ in range(most):
@@ -77,9 +75,7 @@ def test_drafts_equal_the_formulas(family, most_of, compute, tmp_path):
 @pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_continues_after_given_tokens(family, most_of, compute, tmp_path):
-    """Another drafter may give all, some or none of a row's drafts. The head continues after them as after
-    its own drafts.
-    """
+    """The head continues after another drafter's tokens as after its own drafts."""
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
     given = np.full((5, 9), NO_DRAFT, np.int64)
@@ -115,9 +111,7 @@ def test_nothing_to_draft(compute, tmp_path):
 
 
 def test_accepted_tokens_overwrite_provisional_drafts(compute, tmp_path):
-    """After a chain, the true tokens are processed, some at the positions of drafts. The outputs and the KV
-    cache equal a run without drafts.
-    """
+    """After accepted tokens overwrite drafts, the outputs and the KV cache equal a run without drafts."""
     written = FAMILIES["specforge"]()
     head = load(written, tmp_path)
     rows = sequences(head, lengths=(12, 15))

@@ -1,4 +1,4 @@
-"""Test the Lark grammars of custom tools: they are parsed into rules, and enforced within a JSON string."""
+"""Test the Lark grammars of custom tools: parsing, and enforcement within a JSON string."""
 
 import json
 import random
@@ -39,7 +39,7 @@ GOOD_PATCH = (
     '*** Begin Patch\n*** Add File: a "b".txt\n+x \\ y\t\n+\n'
     "*** Update File: é\n@@ f()\n-a\n c\n*** End Patch"
 )
-# A grammar, texts that it derives, and texts that it does not.
+# A grammar, matching texts, and texts that do not match.
 CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "patch": (
         PATCH,
@@ -90,7 +90,7 @@ def test_the_spelling_of_each_text_is_accepted(name: str) -> None:
 
 
 def test_random_answers_are_json_strings_that_the_grammar_derives() -> None:
-    """llguidance reads the original grammar and checks each decoded text."""
+    """llguidance checks each decoded text with the original grammar."""
     source = random.Random(8)
     for name in ("patch", "recursive", "ranges", "counts", "a line has no end"):
         own = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(CASES[name][0]), log_level=0)

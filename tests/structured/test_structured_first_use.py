@@ -1,4 +1,4 @@
-"""Test that several threads can be the first in their process to decode a request's types."""
+"""Test that several threads of a new process can decode a request's types at once."""
 
 import subprocess
 import sys

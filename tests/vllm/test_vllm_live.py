@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm.version")  # `vllm` alone would find this folder
+pytest.importorskip("vllm.version")  # the name `vllm` would find this folder
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay import verify
@@ -74,10 +74,9 @@ def test_the_engine_in_a_process_of_its_own_records_too(tmp_path):
 
 
 def test_installing_the_plugin_changed_no_version():
-    """`make vllm` writes the versions, and what `pip check` says, before it installs the plugin.
+    """The installed versions and `pip check` are the same before and after the plugin's installation.
 
-    The test reads the versions in a new process, because an imported setuptools also lists its copies of
-    packages.
+    A new process reads the versions, because an imported setuptools also lists its copies of packages.
     """
     before = json.loads((HERE / "build/vllm/before.json").read_text())
     command = [sys.executable, str(HERE / "tests/vllm/installed.py")]

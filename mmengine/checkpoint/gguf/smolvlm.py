@@ -10,7 +10,7 @@ from mmengine.checkpoint.gguf.siglip import EPS, SiglipProjector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
-WRITTEN_EPS = 1e-5  # The converter's default epsilon.
+WRITTEN_EPS = 1e-5  # The converter writes this epsilon for a model without an epsilon.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,5 @@ class SmolVLMProjector(SiglipProjector):
         return name.replace("model.", "model.text_model.", 1) if name.startswith("model.") else name
 
     def _has_written_eps(self) -> bool:
-        """Return whether the file's epsilon is the value that the converter writes if a model states no
-        epsilon.
-        """
+        """Return whether the file's epsilon is WRITTEN_EPS, up to rounding."""
         return abs(self.eps() / WRITTEN_EPS - 1) < 0.01

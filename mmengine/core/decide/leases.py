@@ -1,8 +1,8 @@
 """Decides on leases: KV blocks that an idle session keeps for its next request.
 
-A lease begins or grows when a request of the session ends. Leases never delay a request: before a request
-waits for blocks or is preempted, blocks are taken from leases. Blocks that were taken stay in the prefix
-cache until they are overwritten.
+A lease begins or grows when a request of the session ends. Leases never delay a request: leased blocks are
+used before any request waits or is preempted. A block without a lease stays in the prefix cache until it is
+overwritten.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
 def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
     """Return the next change of a lease, or None. Apply each returned event before the next call.
 
-    Call this function before `complete` ends requests, because their rows still hold the blocks.
+    Call this function before `complete` ends requests and frees their blocks.
     """
     for session, req_state in _ending(view):
         wanted = _wanted(view, req_state)
@@ -51,7 +51,7 @@ def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
 
 
 def is_computed(view: View, req_state: RequestView) -> bool:
-    """Return whether a prefill-only request is completely computed. For any other request, return True."""
+    """Return whether a prefill-only request is completely computed, or True for any other request."""
     row = req_state.row
     whole = view.num_computed[row] >= view.num_tokens[row] and not view.scheduled[row]
     return not req_state.request.is_prefill or bool(whole and not view.in_flight[row])
@@ -67,9 +67,9 @@ def _wanted(view: View, req_state: RequestView) -> np.ndarray:
 
 
 def lease_to_take(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
-    """Return the lease to shorten next so that `num_blocks` more blocks become free, or None if even all
-    leases together cannot free so many blocks. `hits` (int32): blocks that do not count, because the caller
-    is about to use them.
+    """Return the next lease to shorten in order to free `num_blocks` more blocks. Return None if all leases
+    together cannot free so many blocks. `hits` (int32): blocks that must not be freed, because the caller is
+    about to use the blocks.
     """
     leased = view.sessions.leased()
     if not len(leased):

@@ -1,13 +1,12 @@
-"""Finds the KV block that holds a given content, so that equal prefixes are computed only once.
+"""Finds KV blocks by content for prefix caching.
 
-A block's content is the previous block's content, the block's token ids, and its extra digest
-(media, salt, adapter). Each distinct content has a number, the content id. The previous block's content id is
-called the parent.
+A block's content is the previous block's content, the block's token ids, and its extra digest (media, salt,
+adapter). Each distinct content has a number, the content id. A block's parent is the previous block's content
+id.
 
-A block's hash key is the sum, modulo 2^64, of its parent times an odd factor, its token ids times odd
-factors, and the extra digest's hash. A lookup also compares the parent, the tokens and the extra digest
-themselves. By induction over a prefix's blocks, a hit is therefore exact. A key collision only
-causes a miss.
+A block's hash key is a weighted sum, modulo 2^64, of its parent and its token ids with odd factors, plus the
+extra digest's hash. A lookup also compares the parent, the tokens and the extra digest, so a hit is exact. A
+key collision only causes a miss.
 """
 
 import zlib
@@ -18,7 +17,7 @@ import numpy as np
 
 NO_CONTENT = -1
 NO_BLOCK = -1
-ROOT = 0  # the content id of the empty prefix, which is the parent of a prompt's first block
+ROOT = 0  # the parent of a prompt's first block
 _MASK = 2**64 - 1
 _FEW = 4  # `insert_many`: for fewer blocks, a Python loop is faster than numpy
 _MANY = 8  # `insert_chain`: for at least this many blocks, numpy is faster than a Python loop
@@ -26,10 +25,9 @@ _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """A block pool's prefix index. For each block it has the content id (or NO_CONTENT), the parent, the
-    tokens and the hash key.
+    """A block pool's prefix index: each block's content id (or NO_CONTENT), parent, tokens and hash key.
 
-    `width`: how many tokens determine a block's content. This is the block size, or one more.
+    `width`: the number of tokens that determine a block's content (the block size, or one more).
     """
 
     def __init__(self, num_blocks: int, width: int):
@@ -37,21 +35,17 @@ class PrefixIndex:
         self._parent = np.zeros(num_blocks, np.int64)
         self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
-        # block -> extra digest, for blocks with media and for the first blocks of prompts with salt or
-        # adapter
+        # block -> extra digest, for blocks with media, and for a prompt's first block with a salt or adapter
         self.extra: dict[int, bytes] = {}
         self._owner: dict[int, int] = {}  # key -> the block that lookups return
-        # key -> blocks with the same content as the owner, which lookups do not return
+        # key -> other blocks with the owner's content
         self.twins: dict[int, list[int]] = {}
         self.next_content = ROOT + 1
-        # One odd factor for each token position.
         powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the part of each block's key that depends only on the tokens, uint64 [n]. `tokens`: int32
-        [n, width].
-        """
+        """Return the tokens' summand of each block's key, uint64 [n]. `tokens`: int32 [n, width]."""
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
@@ -64,7 +58,7 @@ class PrefixIndex:
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold the longest known prefix of a sequence of blocks.
+        """Return the blocks, int32, with the longest cached prefix of `tokens`.
 
         `tokens`: each block's tokens, int32 [n, width]. `extras`: index into `tokens` -> extra digest.
         """
@@ -87,8 +81,8 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record the content of `block`, and return its content id. If `parent` is NO_CONTENT, or if the key
-        collides with another content's key, nothing is recorded and NO_CONTENT is returned.
+        """Record the content of `block`, and return its content id. If `parent` is NO_CONTENT or another
+        content has the same key, nothing is recorded, and NO_CONTENT is returned.
         """
         if parent == NO_CONTENT:
             return NO_CONTENT
@@ -111,11 +105,10 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Record the contents of n consecutive blocks of a row. Each block is the parent of the next block.
+        """Record the contents of a row's n consecutive blocks, and return the last block's content id.
 
-        Returns the last block's content id. If a block's key collides, the block and all following blocks are
-        not recorded, and NO_CONTENT is returned. `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`:
-        index into `blocks` -> extra digest.
+        If a block's key collides, this block and later blocks are not recorded, and NO_CONTENT is returned.
+        `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`: index into `blocks` -> extra digest.
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
@@ -131,8 +124,8 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """Record all blocks as a chain after the newest content. If a key is already used, nothing is
-        changed, and False is returned.
+        """Record all blocks as successors of the newest content. If a key exists already, nothing changes,
+        and False is returned.
         """
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
@@ -148,8 +141,7 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Record the contents of n blocks that belong to different rows. Returns their content ids, int64
-        [n].
+        """Record the contents of n blocks from different rows, and return their content ids, int64 [n].
 
         The blocks were filled by decoding, so they have no extra digests. `blocks`: int32 [n]. `parents`:
         content ids, int64 [n]. `tokens`: int32 [n, width].
@@ -203,8 +195,8 @@ class PrefixIndex:
         self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget the contents of blocks that will be overwritten. If another block with the same content
-        exists (a twin), lookups return the twin from now on.
+        """Forget the contents of blocks that will be overwritten. If another block has the same content (a
+        twin), lookups return the twin from now on.
         """
         content = self.content[blocks]
         if content.max(initial=NO_CONTENT) == NO_CONTENT:
@@ -232,8 +224,8 @@ class PrefixIndex:
             self.twins.pop(key, None)
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """Return four arrays with an entry for each block: content ids, parents, tokens and keys. An entry is
-        valid only if its block has content.
+        """Return each block's content id, parent, tokens and key, as four arrays. Values are valid only for
+        blocks with content.
         """
         return self.content, self._parent, self._tokens, self._key
 
@@ -245,8 +237,8 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Restore a saved index into this empty index. `columns`: for each array that `columns()` returns,
-        the saved values for `blocks` (intp). `twins`: groups of blocks with equal content.
+        """Restore a saved index into this empty index. `columns`: the saved values of the arrays that
+        `columns()` returned, for `blocks` (intp). `twins`: groups of blocks with equal content.
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values
@@ -262,11 +254,11 @@ class PrefixIndex:
         return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
 
     def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the tokens that determine the contents of n blocks, int32 [n, width]."""
+        """Return the tokens of n blocks, int32 [n, width]."""
         return self._tokens[blocks]
 
     def clear(self) -> None:
-        """Forget all contents. Their content ids are never used again."""
+        """Forget all contents. The forgotten content ids are never used again."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
         self.twins.clear()
@@ -280,14 +272,11 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 def _head(extra: bytes) -> int:
     """Return a 64-bit hash of an extra digest: its first 8 bytes, combined with a checksum of all bytes.
 
-    The checksum is needed because blocks with equal tokens may begin with the same image and continue with
-    different images.
+    The checksum distinguishes blocks whose first image is the same and whose later images differ.
     """
     return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return the keys of many blocks without extra digests. Each key equals the result that `_key` returns
-    for the block, as a property test checks.
-    """
+    """Return the keys of many blocks without extra digests, equal to the results of `_key`."""
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

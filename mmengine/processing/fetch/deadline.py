@@ -1,4 +1,4 @@
-"""The deadline and the cancellation of a fetch. Every wait in a fetch uses a Deadline."""
+"""The deadline and the cancellation of a fetch, for every wait in the fetch."""
 
 import select
 import socket
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
-_POLL_S = 0.1  # Seconds between two checks whether a waiting fetch was given up.
+_POLL_S = 0.1  # Seconds between two checks for cancellation.
 
 
 class Deadline:
-    """A deadline. `limit_s`: seconds from now. `is_over`: returns whether the request was given up."""
+    """A deadline. `limit_s`: seconds from now. `is_over`: returns whether the request was cancelled."""
 
     def __init__(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         self._ends_at, self._is_over = time.monotonic() + limit_s, is_over
 
     def check(self) -> float:
-        """Return the remaining seconds. Raises FetchRefused after the deadline, and AttemptOver if the
-        request was given up.
+        """Return the remaining seconds. Raises FetchRefused after the deadline, and AttemptOver after a
+        cancellation.
         """
         if self._is_over():
             raise AttemptOver(GIVEN_UP)

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. LogReader would read the position's segment from its beginning,
-but this reader skips the frames before the position.
+"""Reads a log's records from any position. LogReader would read the whole segment; this reader skips the
+frames before the position.
 """
 
 from bisect import bisect_right
@@ -13,22 +13,20 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord, UnknownReco
 from mmengine.events.reader import records_of
 from mmengine.events.segment import HEADER_SIZE, Scan, find_whole, first_sequence_of, open_segment
 
-MAX_UNPACKED = 2  # Maximum number of unpacked segments in memory. Each has at most 128 MiB.
+MAX_UNPACKED = 2  # Maximum number of unpacked segments in memory, of at most 128 MiB each.
 
 
 class RecordFile:
-    """A log's segments. The most recently used unpacked segments stay in memory, because unpacking is
-    slow.
-    """
+    """A log's segments, with a cache of unpacked segments."""
 
     def __init__(self, paths: list[Path]):
         self._paths = paths
         self._firsts = [first_sequence_of(path) for path in paths]
-        self._unpacked: dict[Path, bytes] = {}  # Ordered by use. The most recently used segment is last.
+        self._unpacked: dict[Path, bytes] = {}  # The most recently used segment is last.
 
     def records(self, position: int, offset: int = 0) -> Iterator[Record]:
-        """Yield the records from `position` on. `offset`: where a frame begins in the segment, in bytes; 0 if
-        unknown. This frame must not begin after the record at `position`.
+        """Yield the records from `position` on. `offset`: byte offset of a frame in the segment, at or before
+        the record at `position`; 0 if unknown.
 
         Ends at a torn tail. Raises CorruptLog for damage before the tail.
         """

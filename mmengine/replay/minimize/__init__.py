@@ -1,1 +1,1 @@
-"""Reduces a failing log to the smallest log that still has the failure, and writes it with a pytest file."""
+"""Reduces a failing log to a smallest log with the same failure, and writes a pytest file for the failure."""

@@ -1,10 +1,10 @@
-"""Replays the requests of a script in the engine's own loop. The settings may be changed and requests may be
-left out, but the answers stay the same.
+"""Runs a script's requests in the engine's own loop, perhaps with other settings or fewer requests. The
+answers stay unchanged.
 
     script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
-An observation is due at the step that the log names, or at a time in ns on the executor's clock. An idle
-engine waits for the next observation. If the clock counts steps, this wait shifts all later observations.
+An observation (an event from outside, such as a new request) is due at its step in the log, or at a time in
+ns on the executor's clock. An idle engine waits for the next observation.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class ClockedExecutor(Executor, Protocol):
 
 
 class WaitingExecutor(ClockedExecutor, Protocol):
-    """An executor that can let idle time pass."""
+    """An executor whose clock can advance while idle."""
 
     def wait_until(self, time_ns: int) -> None: ...
 
@@ -60,8 +60,8 @@ class Timer:
 
 
 class Counter:
-    """A Clock that counts steps: each step counts once when it is decided, and once when its result has
-    returned. Waiting shifts all later observations.
+    """A Clock that counts each step twice: when the step is decided, and when its result has returned.
+    Waiting shifts all later observations.
     """
 
     def __init__(self, core: EngineCore):
@@ -79,8 +79,8 @@ class Counter:
 
 
 class _Heard(SinkWrapper):
-    """A sink that passes each event to `see` before the event is applied. `moved` becomes True when an event
-    is appended. The owner resets `moved` to False.
+    """A sink that passes each event to `see` before the event is applied. `moved`: whether an event was
+    appended since the owner set `moved` to False.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
@@ -96,10 +96,10 @@ class _Heard(SinkWrapper):
 class Playback:
     """An engine that gets its observations from a script.
 
-    With `timer`, observations are due at their time on the executor's clock, which also measures the
-    deadlines of requests. Without `timer`, observations are due at their step, and deadlines pass at the
-    steps at which they pass in the log. `see` is called with each event right before the event is applied.
-    Blocks that the log's engine fetched from a store are computed instead.
+    With `timer`, observations are due at their time on the executor's clock, and this clock also measures
+    deadlines. Without `timer`, observations are due and deadlines pass at their steps in the log. `see` gets
+    each event before the event is applied. Blocks that the log's engine fetched from a block store are
+    computed.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Playback:
         self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
-        """Run the loop once and return the outputs. Returns None if nothing more can happen. Raises the
-        engine's errors if there is no progress.
+        """Run the loop once and return the outputs, or None if nothing more can happen. Raises the engine's
+        errors.
         """
         if not self.core.has_work:
             return None
@@ -137,12 +137,12 @@ class Playback:
         if self._heard.moved or outputs:
             return outputs
         if self._next == len(self._observations):
-            return None  # The remaining requests wait for a grammar that never arrives.
+            return None  # The remaining requests wait for a grammar that the log lacks.
         self._clock.wait_until(self._clock.due(self._observations[self._next]))
         return outputs
 
     def _crash(self) -> None:
-        """Repeat a crash that the log records, at the same step. With a timer, crashes are skipped."""
+        """Repeat the log's crashes that are due. With a timer, skip all crashes."""
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])

@@ -1,4 +1,4 @@
-"""Checks observations in a log against the state. A false observation makes the log corrupt."""
+"""Checks a log's observations (events from outside the engine) against the state."""
 
 import numpy as np
 
@@ -8,7 +8,9 @@ from mmengine.events import vocabulary as ev
 
 
 def check_observation(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers that would make the fold allocate more memory than any step can need."""
+    """Raise ValueError for numbers that contradict the state and would make the fold allocate too much
+    memory.
+    """
     match event:
         case ev.Arrived(request_id=name):
             most = 8 * state.requests[name].num_fetching

@@ -1,8 +1,8 @@
 """Chooses how many threads compute on a CPU.
 
-The default is how many physical cores this process may use (hyperthreads are counted once), limited
-by the cgroup's quota. A small model uses one thread, because several threads would mostly wait for each
-other. The setting `num_threads`, or otherwise OMP_NUM_THREADS, overrides the default.
+The default is the number of physical cores that this process may use, limited by the cgroup's quota. A small
+model uses one thread, because several threads would mostly wait for each other. The setting `num_threads`
+overrides the default, and so does OMP_NUM_THREADS if `num_threads` is 0.
 """
 
 import math
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from mmengine.runtime.device.cgroups import ROOT, least_of, number
 
-SMALL_HIDDEN_SIZE = 512  # with a smaller hidden size, a layer takes less time than waking a second thread
+SMALL_HIDDEN_SIZE = 512  # a layer with a smaller hidden size is faster than the wake-up of a second thread
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A number of threads or cores, and the reason for this number."""
+    """A number of threads or cores, and the reason for the number."""
 
     count: int
     why: str
@@ -32,10 +32,10 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """Return the thread count and the reason for this count.
+    """Return the thread count and its reason.
 
     `setting`: the setting `num_threads`, 0 for automatic. `hidden_size`: the model's hidden size, 0 if
-    unknown. `ranks`: how many processes share the machine's cores.
+    unknown. `ranks`: number of processes that share the machine's cores.
     """
     if setting:
         return Threads(setting, "num_threads")
@@ -51,7 +51,7 @@ def choose_threads(
 
 
 def usable_cores(root: Path = ROOT) -> Threads:
-    """Return how many physical cores this process may use (at least one), and the reason.
+    """Return the number of physical cores that this process may use (at least 1), and its reason.
 
     `root`: the folder that contains proc and sys.
     """
@@ -70,7 +70,7 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return a name for the physical core to which `cpu` belongs.
+    """Return a name for the physical core of `cpu`, a logical CPU.
 
     If the system does not report cores, each CPU counts as a core.
     """
@@ -81,7 +81,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float:
-    """Return how many cores the cgroup and its ancestors allow; infinite without a limit."""
+    """Return the number of cores that the cgroup and its ancestors allow, or infinity."""
     return least_of("cpu", _read_v2, _read_v1, root)
 
 

@@ -1,12 +1,11 @@
-"""Computes how many KV blocks fit into a device's memory. If too few fit, the error shows the
-calculation.
+"""Computes the number of KV blocks that fit into a device's memory.
 
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
-The step peak is the larger of the encoder's peak and the layers' peak, because the encoder's memory is free
-again when the layers run. Graphs are captured last and have their own memory. The reserve is for memory that
-the measured passes do not show: workspaces, penalty counts, the driver's memory for graphs, fragmentation.
+The step peak is the larger of the encoder's peak and the layers' peak, because the two never run at once.
+CUDA graphs have separate memory. The reserve is for memory outside the measured passes: workspaces, penalty
+counts, the driver's memory for graphs, and fragmentation.
 """
 
 from dataclasses import dataclass
@@ -15,18 +14,17 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.kv.pool import MIN_BLOCKS
 
 GIB = 2**30
-CACHE_PART = 20  # by default the encoder cache gets 1 / CACHE_PART of the remaining memory
-MOST_CACHED = 2**17  # maximum size of the default encoder cache, in embeddings: 128 images with 1,024 each
+CACHE_PART = 20  # the encoder cache's default size is 1 / CACHE_PART of the remaining memory
+MOST_CACHED = 2**17  # maximum default size in embeddings: 128 images with 1,024 each
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A device's memory, in bytes.
 
-    `taken`: memory in use after the weights were loaded. `layers`, `encoder`: both passes' peaks in
-    the largest step. `features`: the full encoder cache. `states`: the full pool for recurrent states.
-    `adapters`: all LoRA adapters that may be on the device at once. `cache_setting`: the setting that limits
-    the encoder cache.
+    `taken`: memory in use after loading the weights. `layers`, `encoder`: the passes' peaks in the largest
+    step. `features`: the full encoder cache. `states`: the pool for recurrent states. `adapters`: the maximum
+    for LoRA adapters. `cache_setting`: name of the setting that limits the encoder cache.
     """
 
     total: int
@@ -42,8 +40,8 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """How many bytes are left for the KV pool. If `features` is 0, the KV pool shares these bytes with
-        the encoder cache. Negative if the parts other than the KV pool do not fit.
+        """The bytes that remain for the KV pool, or for the KV pool and the encoder cache if `features` is 0.
+        Negative if everything else already exceeds the memory.
         """
         needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
         needed += self.adapters
@@ -63,7 +61,7 @@ class Memory:
         return f"{_gib(self.total)}{sums} = {_gib(self.left)} GiB"
 
     def blocks(self, block_bytes: int, least: int) -> int:
-        """Return how many KV blocks fit, including the dummy block.
+        """Return the number of KV blocks that fit, including the dummy block.
 
         Raises ConfigError if fewer than `least` blocks fit.
         """
@@ -85,8 +83,8 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or NAME", where the setting NAME reduces the largest part except the weights. Returns ""
-        if all these parts are 0.
+        """Return ", or NAME" with the setting that reduces the largest amount except the weights, or "" if
+        all amounts are 0.
         """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
@@ -101,11 +99,12 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the encoder cache's default size, in embeddings. It shares `left` bytes with the KV pool.
+    """Return the encoder cache's default size, in embeddings. The encoder cache and the KV pool share `left`
+    bytes.
 
     The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings, but at least `wanted`
-    embeddings. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
-    room for `least` embeddings, because otherwise the largest item could never be encoded.
+    embeddings. The KV pool keeps at least half the bytes, and at least `kv_bytes`. The size is never below
+    `least`, the embeddings of the largest item.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)
     room = min(left // 2, left - kv_bytes) // embed_bytes

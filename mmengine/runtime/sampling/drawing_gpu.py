@@ -1,8 +1,8 @@
-"""Draws tokens on a GPU: the same tokens as filters.py and gumbel.py draw. Not yet run on a GPU.
+"""Samples tokens on a GPU, with the same results as filters.py and gumbel.py. Not yet run on a GPU.
 
-The filters are converted to a lower bound for a row's logits. A row's token must be the same in any batch.
-Therefore the kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and torch's
-softmax depends on the batch's largest top_k. No function waits for the device.
+The filters become a lower bound for a row's logits. A row's token must not depend on its batch. Therefore the
+kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and torch's softmax on the
+batch's largest top_k. No function waits for the device.
 """
 
 from types import ModuleType
@@ -22,10 +22,11 @@ def draw_on_gpu(
     columns: np.ndarray,
     output_index: np.ndarray,
 ) -> torch.Tensor:
-    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
+    """Return a sampled token for each row of `logits`, float32 [r, vocab_size], as int64 [r].
 
-    `columns` [r]: the rows' records, all with a temperature above 0. `options` [r]: the rows' options.
-    `output_index` [r]: each output token's index, from 0. `kernels`: the module gpu.sampling_kernels.
+    `columns` [r]: the rows' sampling parameters, all with a temperature above 0. `options` [r]: bit flags for
+    the filters that each row uses. `output_index` [r]: each output token's index, from 0. `kernels`: the
+    module gpu.sampling_kernels.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

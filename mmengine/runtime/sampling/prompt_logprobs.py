@@ -1,8 +1,7 @@
 """Gathers logprobs for prompt tokens while the prompt's chunks are computed.
 
-A token's logprob comes from the position before it, so the first token has none. If a request is
-preempted within its prompt, its KV is not swapped but dropped (core/decide). The whole prompt is then
-computed again, and all logprobs too.
+The logits before a token give its logprob, so the first token has no logprob. A request that is preempted
+within its prompt is not swapped (core/decide). Its whole prompt is computed again, with all logprobs.
 """
 
 from collections.abc import Callable
@@ -15,12 +14,12 @@ from mmengine.core.executor import Admission, PromptLogprobs, StepPlan
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.sampling.topk import topk_tokens_of
 
-POSITIONS_AT_ONCE = 64  # maximum number of positions whose logits, float32 [64, vocab_size], are in memory
+POSITIONS_AT_ONCE = 64  # limits the logits in memory to float32 [64, vocab_size]
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """The logprobs that were gathered for one prompt so far."""
+    """One prompt's logprobs so far."""
 
     token_ids: np.ndarray  # int32 [n]
     ids: np.ndarray  # int32 [n, 1 + k]: the prompt's token, then the k likeliest tokens
@@ -28,7 +27,7 @@ class _Prompt:
 
 
 class PromptLogprobsGatherer:
-    """Gathers logprobs for rows whose request wants prompt logprobs."""
+    """Gathers logprobs for requests with `prompt_logprobs`."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -52,9 +51,9 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Store the logprobs that this step computed, and return those for prompts that end in this step.
+        """Store the step's prompt logprobs. Return the logprobs for prompts that end in the step.
 
-        Waits for the device if any row in the step wants prompt logprobs. `hidden`: the step's hidden states.
+        Waits for the device if any row in the step has prompt logprobs. `hidden`: the step's hidden states.
         `places`: indices of the plan's tokens in `hidden` (intp [n]; None: the first n).
         """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
@@ -68,7 +67,9 @@ class PromptLogprobsGatherer:
             row = int(plan.rows[place])
             prompt = self._by_row[row]
             begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
-            behind = int(ends[place]) - count - begin  # index in the step minus position in the prompt
+            behind = (
+                int(ends[place]) - count - begin
+            )  # index in the step's tokens minus position in the prompt
             last = min(begin + count, len(prompt.token_ids) - 1)
             for start in range(begin, last, POSITIONS_AT_ONCE):
                 stop = min(start + POSITIONS_AT_ONCE, last)
@@ -81,8 +82,8 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs for the tokens that follow the positions `start` to `stop`, which have these
-    `logits`.
+    """Store the logprobs for the tokens after the positions `start` to `stop`. `logits`: these positions'
+    logits.
     """
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1

@@ -1,1 +1,1 @@
-"""`Engine` runs the model on the caller's thread, returns typed answers, and opens sessions."""
+"""`Engine` runs the model on the caller's thread and returns typed answers."""

@@ -1,4 +1,4 @@
-"""Parses tools in OpenAI's format, and builds the grammar for answers that may call them."""
+"""Parses tools in OpenAI's format, and builds the grammar for answers with tool calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from mmengine.structured_output.request.tool_calls import (
 
 MAX_TOOLS = 128  # maximum number of tools in a request
 MAX_TOOL_BYTES = 256 * 2**10  # maximum size of a request's tools as JSON, in bytes
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the rule of OpenAI's Responses API and of Anthropic
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the rule in OpenAI's Responses API and in Anthropic's API
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_TEMPLATE = (
@@ -62,7 +62,7 @@ class ToolSelection(msgspec.Struct, frozen=True):
 class ToolCallSpec(msgspec.Struct, frozen=True):
     """The tools that an answer may call, and the calls' text format.
 
-    `reasoning` has the strings that begin and end the model's reasoning; None if the model does not reason.
+    `reasoning`: the strings that begin and end the model's reasoning; None for a model without reasoning.
     """
 
     selection: ToolSelection
@@ -77,10 +77,10 @@ def parse_tools(
     limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
     larks: Mapping[str, str] = NO_LARKS,
 ) -> ToolSelection | None:
-    """Parse a request's tools. Returns None without tools, or if `tool_choice` is none.
+    """Parse a request's tools. Returns None without tools, or if `tool_choice` is "none".
 
-    `larks` maps custom tools' names to Lark grammars for the tools' inputs. Raises InvalidRequest with the
-    invalid field's path.
+    `larks`: custom tool's name -> Lark grammar for the tool's input. Raises InvalidRequest with the invalid
+    field's path.
     """
     parallel = parallel_tool_calls is None or check_flag(
         FieldPath("parallel_tool_calls"), parallel_tool_calls
@@ -240,7 +240,7 @@ def _made(
     answer: str,
     on_truncation: Truncation,
 ) -> GrammarRequest:
-    """Return the grammar. Calls with equal arguments return the same cached object."""
+    """Return the grammar. The results are cached."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     calls = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
     return tool_calls(tools, calls, on_truncation)

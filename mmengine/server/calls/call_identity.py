@@ -1,5 +1,5 @@
-"""Recognizes a call that repeats an earlier call, by its Idempotency-Key, its request id, or the digest for
-its route and body. An envelope contains the call data that the log stores with the request.
+"""Recognizes repeated calls by Idempotency-Key, request id, or a digest of route and body. An envelope
+contains the call's data that the log stores with a request.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
 MAX_KEY_CHARS = 255  # Limit for an Idempotency-Key.
-RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients set this header to the number of earlier tries.
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients send the number of earlier tries.
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # (owner, kind, value), where kind is IDEMPOTENCY_KEY, ITS_ID, or `RESPONSE` from detached_call.py.
@@ -23,10 +23,10 @@ Key = tuple[str, str, str]
 
 
 class Caller(NamedTuple):
-    """Properties of a call that decide whether the call may get an earlier call's answer.
+    """Decides whether a call may get an earlier call's answer.
 
-    `names_itself`: the client chose the request id. `tries_again`: RETRY_HEADER says that the call is a
-    retry.
+    `names_itself`: whether the client chose the request id. `tries_again`: whether RETRY_HEADER marks the
+    call as a retry.
     """
 
     names_itself: bool
@@ -34,7 +34,7 @@ class Caller(NamedTuple):
 
 
 def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
-    """Return the keys with which a repetition of this call can be found. `names_itself`: see Caller."""
+    """Return the keys that identify repetitions of this call. `names_itself`: see Caller."""
     found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
     return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
@@ -54,7 +54,7 @@ def key_of(request: Request) -> str:
 
 
 def digest_of(request: Request, body: bytes) -> bytes:
-    """Return a digest (16 bytes, SHA-256) for the route and the body."""
+    """Return a digest of the route and the body, the first 16 bytes of SHA-256."""
     route = request.scope["path"].encode()
     return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
 
@@ -84,9 +84,7 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call's request with the first call's request id and envelope. The envelope contains
-    the creation time and the model name.
-    """
+    """Return a repeated call's request with the first call's request id and envelope."""
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
 

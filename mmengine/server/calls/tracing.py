@@ -1,8 +1,7 @@
 """Writes an OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
 
-While the engine computes an answer, no span is written. When a request ends, the engine reports its times
-(`mmengine.serve.requests.request_times`). The child spans are then written with these times. OpenTelemetry's
-modules are loaded only if the server traces.
+When a request ends, the engine reports the request's times (`mmengine.serve.requests.request_times`), and the
+child spans are written. OpenTelemetry's modules are loaded only if the server traces.
 """
 
 import asyncio
@@ -31,7 +30,9 @@ from mmengine.server.chat.submission import prompt_request_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
-MAX_TRACED = 2**14  # Maximum number of requests that wait for their times. The oldest are dropped first.
+MAX_TRACED = (
+    2**14
+)  # Maximum number of requests without reported times. The oldest requests are dropped first.
 _OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]
@@ -43,7 +44,7 @@ class Tracing:
     def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
         self._provider = provider
         self._tracer = provider.get_tracer("mmengine", __version__)
-        # Maps each request id in the log to the context of its call's span.
+        # Request id in the log -> context of the call's span.
         self._parents: dict[str, Context] = {}
         self._loop = asyncio.get_running_loop()
         engine.tell_times(self._heard)
@@ -109,7 +110,7 @@ class Tracing:
                 span.end(ns[1])
 
     def close(self) -> None:
-        """Send the remaining spans to the collector, which may take several seconds."""
+        """Send the remaining spans to the collector. May take several seconds."""
         if isinstance(self._provider, TracerProvider):
             self._provider.shutdown()
 
@@ -138,8 +139,8 @@ class CallSpan:
         self._span.end()
 
     def record_answer(self, builder: ResponseBuilder, how: str) -> None:
-        """End the span for a call whose response began. `how`: "whole" for a complete answer; otherwise the
-        way in which the stream ended.
+        """End the span for a call whose response began. `how`: "whole" for a complete answer, otherwise the
+        reason for the stream's end.
         """
         if self._span.is_recording():
             if how != "whole":
@@ -166,7 +167,7 @@ def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
 
 def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
     """Return a Tracing that sends spans to the OTLP collector at this URL in the background."""
-    # Imported here because a program with its own tracer provider needs no exporter.
+    # Imported only here, because a program with its own tracer provider needs no exporter.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(resource=Resource.create({"service.name": "mmengine"}))

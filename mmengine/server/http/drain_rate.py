@@ -4,15 +4,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-MEASURED = 64  # Number of ended calls over which the rate is measured.
+MEASURED = 64  # Maximum number of ended calls in the measurement.
 LONGEST_S = 60
 
 
 class DrainRate:
     """Measures how many open calls end per second.
 
-    The measurement starts when a call comes to an idle server, so that idle time does not lower the rate. If
-    no call ends, the rate falls with time.
+    The measurement starts when a call comes to an idle server, so idle time does not lower the rate.
+    Otherwise the rate falls while no call ends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            # The oldest end is about to leave the window, so the window now begins at that end.
+            # The full deque drops its oldest time next. This time becomes the start of the measurement.
             self._since = self._ends[0]
         self._ends.append(self._clock())
 

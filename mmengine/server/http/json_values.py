@@ -1,24 +1,24 @@
-"""Counts the values in a JSON body before parsing, so that a body with too many values can be refused.
+"""Counts the values in a JSON body before parsing, to refuse a body with too many values.
 
-Parsed values take up to thirty times as much memory as their text. A parser also holds the interpreter lock
-until all values exist, which stops the event loop.
+Parsed values need up to 30 times the memory of their text. A parser also holds the GIL to its end, and the
+event loop waits.
 """
 
 from collections.abc import Iterator
 
-# A body with the maximum number of tools and message parts, with two fields each, stays below the limit.
+# The limit admits the maximum number of tools and message parts, with two fields each.
 MAX_VALUES = 2**18
-_PIECE = 2**16  # Bytes that are counted in each step.
-# The number of these signs equals the number of values. A comma precedes every value except the first in an
-# array or object, for which the opening bracket is counted.
+_PIECE = 2**16  # Bytes per step.
+# Signs to count. In an array or object, the opening bracket stands for the first value, and a comma precedes
+# each further value.
 _SIGNS = (b",", b"[", b"{")
 
 
 def has_too_many_values(body: bytes) -> bool:
     """Whether `body` has more than MAX_VALUES values.
 
-    For a large body, call this function on a thread. The whole count takes long, but the function releases
-    the interpreter lock between short steps.
+    Call this function on a thread for a large body. Each step is short, so other threads can run between the
+    steps.
     """
     if len(body) <= MAX_VALUES or _count_at_most(body) <= MAX_VALUES:
         return False
@@ -26,9 +26,7 @@ def has_too_many_values(body: bytes) -> bool:
 
 
 def count_of_values(body: bytes) -> int:
-    """Count the commas, opening brackets and opening braces outside strings. Stops when the count exceeds
-    MAX_VALUES.
-    """
+    """Count the commas, opening brackets and opening braces outside strings, and stop above MAX_VALUES."""
     count = 0
     for piece in _outside(body):
         count += sum(map(piece.count, _SIGNS))
@@ -38,7 +36,7 @@ def count_of_values(body: bytes) -> int:
 
 
 def _count_at_most(body: bytes) -> int:
-    """Return an upper bound for the count. The bound includes the signs inside strings."""
+    """Return an upper bound for the count, which includes the signs inside strings."""
     count = 0
     for at in range(0, len(body), _PIECE):
         count += sum(body.count(sign, at, at + _PIECE) for sign in _SIGNS)
@@ -53,7 +51,7 @@ def _outside(body: bytes) -> Iterator[bytes]:
     while at < len(body):
         piece = body[at : at + _PIECE]
         if len(piece) > 1 and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1]  # The character that this backslash escapes is in the next piece.
+            piece = piece[:-1]  # The escaped character is in the next piece.
         at += len(piece)
         parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         yield b"".join(parts[is_inside::2])

@@ -1,10 +1,8 @@
-"""Heartbeats from the engine's process to the supervisor. A heartbeat is sent every BEAT_S seconds, and when
-tokens were delivered.
+"""Heartbeats from the engine's process to the supervisor, every BEAT_S seconds and after tokens were
+delivered.
 
 The engine's event loop sends the heartbeats over a socket pair. Each heartbeat contains the state that
-/health/ready reports. If the heartbeats stop, the event loop is stuck, so clients get no responses either. A
-probe of the server's own port would not be enough, because the probe could need a key or a certificate, and
-would wait in the same queue as clients.
+/health/ready reports. If the heartbeats stop, the event loop is stuck, and clients get no responses either.
 """
 
 import os
@@ -17,8 +15,8 @@ import msgspec
 BEAT_S = 0.25
 LATE_S = 5.0  # Seconds without a heartbeat after which the engine counts as not ready.
 STUCK_S = (
-    # Seconds without a heartbeat after which the engine counts as not alive. A burst of calls delays a
-    # heartbeat by less than this time.
+    # Seconds without a heartbeat after which the engine counts as not alive. A burst of calls causes a
+    # shorter delay.
     30.0
 )
 MAX_BEAT_BYTES = 64 * 2**10  # Maximum size of a heartbeat.
@@ -29,10 +27,10 @@ MAX_REASON_CHARS = 500  # Longer reasons are truncated.
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat.
 
-    `is_built`: whether the weights are loaded, so that recovered requests may run. `is_regular`: whether
-    heartbeats now come at a fixed interval, so that a missing heartbeat is a fault. `is_serving`: whether
-    clients get responses. `reasons`: why the server is not ready. `num_tokens`: output tokens since the
-    process's start. `is_frozen`: whether an engine step has taken so long that only a process restart helps.
+    `is_built`: whether the weights are loaded and recovered requests may run. `is_regular`: whether
+    heartbeats come at a fixed interval from now on. `is_serving`: whether clients get responses. `reasons`:
+    why the server is not ready. `num_tokens`: output tokens since the process's start. `is_frozen`: whether a
+    stuck engine step requires a process restart.
     """
 
     is_built: bool = False
@@ -62,11 +60,10 @@ class HeartbeatSender:
         self.send(msgspec.structs.replace(self._last, reasons=(reason,)))
 
     def send(self, beat: Beat) -> None:
-        """Send a heartbeat. If the supervisor does not read and the socket's buffer is full, the heartbeat is
-        dropped.
+        """Send a heartbeat, or drop the heartbeat if the socket's buffer is full.
 
-        If the supervisor has ended, this process ends too, so that a new server can lock the log. On Linux,
-        the kernel also kills this process at the supervisor's end (PR_SET_PDEATHSIG).
+        If the supervisor has ended, this process ends too and unlocks the log for a new server. On Linux, the
+        kernel also kills this process at the supervisor's end (PR_SET_PDEATHSIG).
         """
         self._last = beat
         reasons = tuple(reason[:MAX_REASON_CHARS] for reason in beat.reasons[:MAX_REASONS])
@@ -80,9 +77,7 @@ class HeartbeatSender:
 
 
 class HeartbeatReceiver(NamedTuple):
-    """The socket pair. The supervisor keeps the receiving end, and the engine's process inherits the sending
-    end.
-    """
+    """The socket pair. The engine's process inherits the sending end."""
 
     receiving_end: socket.socket
     sending_end: socket.socket

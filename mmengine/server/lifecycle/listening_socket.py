@@ -1,6 +1,4 @@
-"""Creates the server's listening socket, or adopts a socket that a supervisor or systemd passed to this
-process. Runs before the engine exists.
-"""
+"""Creates the server's listening socket, or adopts a socket from a supervisor or systemd."""
 
 import os
 import socket
@@ -15,16 +13,13 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Return the socket that systemd passed, or else a new socket bound to the address in the settings.
-    Raises ConfigError.
-    """
+    """Return the socket from systemd, or else a new socket at the settings' address. Raises ConfigError."""
     return find_inherited_socket(os.environ) or bind(settings.host, settings.port, settings.max_connections)
 
 
 def bind(host: str, port: int, backlog: int, options: str = "--host or --port") -> socket.socket:
-    """Return a listening socket. `backlog`: maximum number of connections that wait to be accepted.
-    `options`: the command-line options that an error message names. Raises ConfigError if the address cannot
-    be bound.
+    """Return a listening socket. `backlog`: maximum number of unaccepted connections. `options`: the
+    command-line options that an error message names. Raises ConfigError if the address cannot be bound.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -51,8 +46,8 @@ def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socke
     """Return the socket that systemd passed to this process, or None. Follows sd_listen_fds(3).
 
     systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. These variables are
-    removed from `environment`, so that child processes do not read them. Raises ConfigError if systemd passed
-    several sockets, or a socket that is not a listening TCP socket.
+    removed from `environment`, because they must not reach child processes. Raises ConfigError for several
+    sockets, or for a socket that is not a listening TCP socket.
     """
     meant_for, count = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS"))
     environment.pop("LISTEN_FDNAMES", None)

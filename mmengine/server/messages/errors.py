@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-# Error codes with status 529, because the condition is temporary.
+# Error codes for temporary conditions, with status 529.
 _OVERLOADED = (
     ErrorCode.QUEUE_FULL,
     ErrorCode.BODIES_FULL,
@@ -33,8 +33,8 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """Return an error response's body as JSON. The message names the field, because Anthropic's format has no
-    `param`.
+    """Return an error response's body as JSON. Anthropic's format has no `param`, so the message names the
+    field.
     """
     message, param = error.message, error.param
     if param is not None and not error.names_field:

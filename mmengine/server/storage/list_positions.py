@@ -1,10 +1,10 @@
-"""Gives each list entry a position in creation order. A recently deleted entry keeps its position, so that a
-client can continue to page through a list after that entry.
+"""Numbers the entries of paged lists in creation order. A deleted entry keeps its position for some time, so
+a client can still request the next page after the entry.
 """
 
 from collections import deque
 
-MAX_GONE = 20_000  # Maximum number of deleted entries that keep their positions, for all owners together.
+MAX_GONE = 20_000  # Maximum number of deleted entries with positions, over all owners.
 
 
 class ListPositions:
@@ -20,16 +20,12 @@ class ListPositions:
             self._places[name] = owner, self._last
 
     def remove(self, name: str) -> None:
-        """Mark an entry as deleted. The entry keeps its position until MAX_GONE more entries have been
-        deleted.
-        """
+        """Mark an entry as deleted. The entry keeps its position for the next MAX_GONE deletions."""
         self._gone.append(name)
         if len(self._gone) > MAX_GONE:
             self._places.pop(self._gone.popleft(), None)
 
     def of(self, name: str, owner: str) -> int | None:
-        """Return an entry's position; a later entry has a larger position. Returns None if the entry is
-        unknown or has another owner. Thread-safe.
-        """
+        """Return an entry's position, or None if the entry is unknown or has another owner. Thread-safe."""
         found = self._places.get(name)
         return found[1] if found is not None and found[0] == owner else None

@@ -1,3 +1,3 @@
-"""Grammar engines, which compile grammars and compute token masks: their interface (base.py), their registry
-(backends.py), and the engine llguidance.
+"""Grammar engines compile grammars and compute token masks. This package has their interface (base.py), their
+registry (backends.py), and the engine llguidance.
 """

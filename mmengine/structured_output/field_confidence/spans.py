@@ -11,13 +11,13 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ATOM = re.compile(rb"[^ \t\r\n,:\[\]{}\"]+")
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
-# Maximum length of a path. Without a limit, the paths' total length could grow with the square of the
-# answer's length.
+# Maximum length of a path. Otherwise the paths' total length could grow with the square of the answer's
+# length.
 MAX_DEPTH = 64
 
 
 class Span(NamedTuple):
-    """A scalar, or an empty array or object, at `path`, in the bytes from `start` to `end`."""
+    """A scalar, or an empty array or object, at `path`. The value has the bytes from `start` to `end`."""
 
     path: Path
     start: int
@@ -25,11 +25,11 @@ class Span(NamedTuple):
 
 
 def value_spans(text: bytes) -> Iterator[Span]:
-    """Yield the complete scalars and the empty arrays and objects in a JSON text, in order. Values with more
-    than MAX_DEPTH levels around them are left out.
+    """Yield the complete scalars and the empty arrays and objects in a JSON text, in order. Values deeper
+    than MAX_DEPTH are left out.
 
-    The text may be cut at any position, or continue after the value. A number or literal at the end of a cut
-    text counts as incomplete, unless it is the whole text.
+    The text may be truncated, or continue after the value. A number or literal at the text's end counts as
+    incomplete unless the text contains nothing else.
     """
     # Open containers: the closing bracket, and the key or index of the current value.
     containers: list[tuple[bytes, str | int]] = []

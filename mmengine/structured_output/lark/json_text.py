@@ -1,10 +1,8 @@
 r"""Converts a Lark grammar for texts to a grammar for JSON strings whose values match the Lark grammar.
 
-The converted grammar is needed because a custom tool's input is a JSON string.
-
-Each character in a rule is replaced by its only allowed spelling in JSON, for example a backslash and an n.
-The grammar is then split into lexemes again. Several JSON spellings begin with a backslash, so a backslash
-alone may not show whether a lexeme ends or continues.
+A custom tool's input is a JSON string and needs the converted grammar. Each character in a rule is replaced
+by its only allowed spelling in JSON, for example a newline by `\n`. The grammar is then split into lexemes
+again, because several spellings begin with a backslash.
 """
 
 import json
@@ -35,9 +33,8 @@ def json_string_grammar(text: str) -> str:
 
 @lru_cache(maxsize=32)
 def _converted(text: str) -> tuple[str, str]:
-    """Return (converted grammar, error). Either the grammar or the error is "".
-
-    Errors are cached too, because finding them may take seconds.
+    """Return (converted grammar, error). Either the grammar or the error is "". Errors are cached too,
+    because a failed conversion may take seconds.
     """
     try:
         rules = {f"r {name}": _spelled(node) for name, node in parse_lark(text).items()}

@@ -1,9 +1,8 @@
-"""Writes JSON Schemas for types that pydantic supports, such that every answer passes pydantic's validation.
+"""Writes JSON Schemas for types that pydantic supports. Every answer passes pydantic's validation.
 
 pydantic's own schemas allow values that validation rejects: a Decimal may be any string, and a URL may have
 any scheme. This module's schemas are at least as strict as validation. A type is refused if no schema can
-express the type's rule (for example, that a file exists). Importing this module imports pydantic, which may
-not be installed.
+express its rule, for example that a file exists. This module requires pydantic, an optional dependency.
 """
 
 from collections.abc import Mapping
@@ -19,8 +18,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
-# Marks schemas for bytes. If pydantic adds a base64 format to a schema, `types` recognises bytes by this
-# mark.
+# Marks schemas for bytes. `types` distinguishes bytes from base64 text by this mark.
 _OF_BYTES = {"contentMediaType": "application/octet-stream"}
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
 MAX_DECIMAL_DIGITS = 15  # A float represents this many decimal digits exactly.
@@ -63,9 +61,7 @@ class _Narrow(GenerateJsonSchema):
     """
 
     def emit_warning(self, kind: str, detail: str) -> None:
-        """Ignore warnings, for example on a default that is not JSON, because warnings do not
-        affect answers.
-        """
+        """Ignore warnings, for example about a default that is not JSON. Warnings do not affect answers."""
 
     def _refuse(self, what: str) -> JsonSchemaValue:
         raise InvalidRequest(
@@ -104,9 +100,7 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Refuse enum values that are not JSON values, because no decoded JSON value would equal them in
-        validation.
-        """
+        """Refuse enum values that are not JSON scalars, because no parsed JSON value would equal them."""
         if not all(each is None or isinstance(each, str | int | float) for each in values):
             self._refuse("a Literal or an Enum with values other than strings, numbers, booleans and None")
 
@@ -133,7 +127,7 @@ class _Narrow(GenerateJsonSchema):
                 self._refuse("an AliasPath into other values")
 
     def call_schema(self, schema: core_schema.CallSchema) -> JsonSchemaValue:
-        """Refuse a function as a type, because validation would call the function."""
+        """Refuse a function as a type: validation would call the function."""
         return self._refuse("a function")
 
     def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
@@ -152,8 +146,8 @@ class _Narrow(GenerateJsonSchema):
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
         """Return a schema for bytes.
 
-        The type's length limits count bytes, but a schema's length limits count characters. With UTF-8, a
-        limit therefore restricts the text to ASCII. With base64 or hex, a limit is refused.
+        A length limit on bytes is not a limit on characters, as in a schema. With UTF-8, the limit therefore
+        restricts the text to ASCII. With base64 or hex, a limit is refused.
         """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}
@@ -175,7 +169,7 @@ class _Narrow(GenerateJsonSchema):
         try:
             first = max(first, schema["gt"] + a_day) if "gt" in schema else first
             last = min(last, schema["lt"] - a_day) if "lt" in schema else last
-            # The margins account for a client in another time zone, and for the time until validation.
+            # The extra days allow for other time zones and for the time until validation.
             first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
             last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
         except OverflowError:
@@ -218,7 +212,7 @@ class _Narrow(GenerateJsonSchema):
 
     def url_schema(self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         limit = schema.get("max_length", 2083)
-        # The limit minus 1, because pydantic adds "/" to a URL without a path.
+        # Minus 1, because pydantic adds "/" to a URL without a path.
         return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
 
     multi_host_url_schema = url_schema
@@ -236,7 +230,7 @@ class _Narrow(GenerateJsonSchema):
     def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
         """Return a schema for a set, whose items must be hashable.
 
-        If the type does not restrict the items, they may be strings, numbers, booleans and null.
+        Items of an unrestricted type may be strings, numbers, booleans and null.
         """
         if items is None or items["type"] == "any":
             return {**found, "items": {"type": patterns.PLAIN_TYPES}}

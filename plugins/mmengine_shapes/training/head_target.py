@@ -1,9 +1,9 @@
-"""Computes, for whole conversations at once, the inputs to the target's layers that a draft head reads.
+"""Computes training inputs for a draft head: the target's hidden states for whole conversations.
 
-A draft head reads the residual stream at the inputs of some layers, after deepstack features were added. The
-layer id `num_layers` stands for the input of the final norm. The engine's decoder computes these states, with
-dense attention over a padded batch. transformers' `output_hidden_states` cannot be used, because it records
-each state before deepstack features are added. Its last state has also passed the final norm.
+A draft head reads the inputs of some layers, after deepstack features were added. The layer id `num_layers`
+stands for the input of the final norm. The engine's decoder computes these states, with dense attention over
+a padded batch. transformers' `output_hidden_states` are different: they lack the deepstack features, and the
+last state has passed the final norm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ PAD = 0
 
 
 class DenseAttention:
-    """Implements the decoder's attention port for `rows` sequences that are padded to equal length. Padding
-    is at the end, so causal attention never sees it.
+    """Implements AttentionPort for `rows` sequences that are padded to equal length. Causal attention ignores
+    the padding, which is at the end.
     """
 
     def __init__(self, rows: int) -> None:
@@ -46,7 +46,7 @@ class DenseAttention:
 
 
 def stored(folder: Path, *names: str) -> list[Tensor]:
-    """Return the weights with these canonical names from the checkpoint in `folder`, in float32."""
+    """Return the checkpoint's weights with these canonical names, in float32."""
     config = read_config(folder)
     with open_weights(folder, NAMES, config, torch.device("cpu"), torch.float32) as weights:
         return [weights.read(name) for name in names]
@@ -56,16 +56,14 @@ class Target:
     """The frozen target checkpoint, in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
-        """Load the target. `levels`: the layers whose inputs are recorded; num_layers stands for the final
-        norm.
-        """
+        """Load the target. `levels`: ids of the layers whose inputs are recorded."""
         self.folder, self.config, self.levels = folder, read_config(folder), tuple(levels)
         self._model = plugin.load_model(folder, device="cpu", dtype="float32")
         (self._final_norm,) = stored(folder, "text.norm.weight")
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run the conversations as one batch. Yield each with the inputs of the tapped layers."""
+        """Run the conversations as one batch. Yield each conversation with the recorded inputs."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -96,8 +94,8 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the input embeddings, in which media embeddings replace the placeholders, and the deepstack
-        features [levels, t, hidden].
+        """Return the input embeddings, including media embeddings, and the deepstack features [levels, t,
+        hidden].
         """
         embeds = self._model.embed(flat)
         media, places = [], []

@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.train WORK_FOLDER
 
 Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 and
-keeps the weights in fp32. Muon optimizes the matrices, and AdamW all other weights. An auxiliary head
-predicts, from every merged visual token, the shape whose centre lies in the token. This head is discarded
-after training.
+stores the weights in fp32. Muon optimizes the matrices, and AdamW all other weights. During training, an
+auxiliary head predicts for each merged visual token the kind of shape with its centre there.
 """
 
 import argparse
@@ -35,7 +34,7 @@ MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
 
 
 def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
-    """Return a batch. All images in it have the same size. Every twelfth batch has long rows."""
+    """Return a batch with images of equal size. Every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
     side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
@@ -123,7 +122,7 @@ class Trainer:
 
 
 def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: int) -> None:
-    """Run the phases from number `first` on. Start with the weights in `start`, if given."""
+    """Run the phases from number `first` on. `start`: a file with the initial weights, or None."""
     model = make_model(special_ids(checkpoint_path()), seed)
     if start:
         model.load_state_dict(torch.load(start, weights_only=True)["model"])

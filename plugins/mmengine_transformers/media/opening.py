@@ -1,4 +1,4 @@
-"""Finds out how a model's processor writes an image or a video into a prompt, by trying the processor."""
+"""Determines how a model's processor writes an image or a video into a prompt, with test calls."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ from mmengine_transformers.media.settings import HostedMedia, process, video_arg
 
 _PROBE_SIZE = (96, 64)  # Width and height of the test image in pixels.
 CHANNELS = 3
-# The processor's attributes, tried in this order, that may contain the placeholder text for an item.
+# Processor attributes that may contain an item's placeholder text, in the order of the search.
 _MARKERS = ("{}_placeholder_token", "{}_token")
 _NUM_FRAMES, _FPS = 4, 2.0  # The test video.
 _log = logging.getLogger("mmengine.models")
@@ -29,9 +29,9 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def open_media(folder: Path, config: Any) -> HostedMedia | None:
-    """Return the media settings for the model in `folder`, or None for a text model. `config`: its config.
+    """Return the media settings for the model in `folder`, or None for a text model.
 
-    Raises ModelError if the model takes images, but its processor cannot be used.
+    Raises ModelError for a multimodal model with an unsupported processor.
     """
     if image_token_id(config) is None:
         return None
@@ -55,7 +55,7 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
         video=video,
         video_prompt=video_prompt,
         no_video=no_video,
-        # SmolVLM's processor has such a template, because published templates write no videos.
+        # SmolVLM's processor has a template for videos.
         video_template=str(getattr(sys.modules[type(processor).__module__], "DEFAULT_CHAT_TEMPLATE", "")),
         # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
@@ -67,8 +67,8 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
-    """Return a loaded model's encoder, or None for a text model. Checks the encoder with a small image and a
-    small video. A failed check of the video refuses videos. Raises ModelError for the image.
+    """Return a loaded model's encoder, or None for a text model. Encodes a small image and a small video as a
+    test. Raises ModelError if the image fails. If the video fails, the model accepts no videos.
     """
     settings = open_media(folder, model.config)
     if settings is None:
@@ -89,7 +89,7 @@ def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
 
 
 def _marker(processor: object, modality: str) -> str:
-    """Return the text that stands for an item in a prompt. Raises ModelError."""
+    """Return an item's placeholder text in a prompt. Raises ModelError."""
     for name in _MARKERS:
         marker = getattr(processor, name.format(modality), None)
         if isinstance(marker, str) and marker:
@@ -102,8 +102,8 @@ def _one(modality: str) -> str:
 
 
 def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
-    """Return the text that stands for a video in a prompt, and the text with which the processor accepts one
-    video. For a model without videos, both are "", and the third text is the reason.
+    """Return a video's placeholder text, the prompt text for one video, and "". For a model without videos,
+    return two "" and the reason.
     """
     if getattr(processor, "video_processor", None) is None:
         return "", "", "the model's processor takes no videos"
@@ -120,10 +120,9 @@ def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
 def _try_item(
     processor: Any, modality: str, marker: str, media: Mapping[str, object]
 ) -> tuple[str, str, Tensors]:
-    """Return the text with which the processor accepts one item, the text that it writes for a small item,
-    and the item's tensors.
-
-    The text is the marker, or the marker between an item's start and end tokens. Raises ModelError.
+    """Return the prompt text for one item, the text that the processor writes for the item, and the item's
+    tensors. The prompt text is `marker`, or `marker` between an item's start and end tokens. Raises
+    ModelError.
     """
     ends = [str(getattr(processor, f"{modality}_{end}_token", "") or "") for end in ("start", "end")]
     reasons = []
@@ -132,7 +131,7 @@ def _try_item(
             return prompt, *process(processor, modality, prompt, media)
         except ModelError:
             raise
-        except Exception as error:  # Processors may raise any exception if settings do not fit each other.
+        except Exception as error:  # Processors may raise any exception.
             reasons.append(error)
     raise ModelError(
         f"the processor {type(processor).__name__} cannot process {_one(modality)}: "
@@ -152,8 +151,8 @@ def sample_video() -> tuple[np.ndarray, dict[str, object]]:
 
 
 def sample_frames() -> np.ndarray:
-    """Return a small video of noise, uint8 [t, 3, h, w]. The first two frames are equal, because some models
-    drop the embeddings of unchanged patches.
+    """Return a small video of noise, uint8 [t, 3, h, w]. The first two frames are equal, for models that drop
+    the embeddings of unchanged patches.
     """
     width, height = _PROBE_SIZE
     frames = np.random.default_rng(0).integers(0, 255, (_NUM_FRAMES, height, width, 3), dtype=np.uint8)
@@ -162,8 +161,8 @@ def sample_frames() -> np.ndarray:
 
 
 def _pixels(processor: Any, tensors: Tensors) -> int:
-    """Return the maximum number of pixels in a processed image. If the processor has no limit, return how
-    many pixels the processed test image has.
+    """Return the maximum number of pixels in a processed image. Without a limit, return the processed test
+    image's number of pixels.
     """
     size = dict(getattr(getattr(processor, "image_processor", None), "size", None) or {})
     most = size.get("longest_edge") if "shortest_edge" in size else None

@@ -7,12 +7,12 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it saves
+constexpr int64_t kSmall = 100000;  // minimum number of values for several threads
 constexpr int kMaxHalf = 128;
 
 inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum_row(squares) / size + eps); }
 
-// ONCE: rounds only after multiplying by the weight.
+// ONCE: a single rounding, after the multiplication by the weight.
 template <bool BF16, bool ONCE = false>
 void norm_row(const char* x, const float* weight, int size, float eps, char* out) {
   f16v squares[2] = {};
@@ -67,7 +67,7 @@ void rotate_row(char* row, int at, const HeadNorm& how) {
   for (int head = 0; head < num_qk; ++head) {
     const float* weight = head < how.num_heads ? how.q_weight : how.k_weight;
     char* values = row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4);
-    if (weight && (how.once || rotated < how.head_dim)) {  // a separate norm over the whole head
+    if (weight && (how.once || rotated < how.head_dim)) {  // rotate_head cannot compute this norm
       (how.once ? norm_row<BF16, true> : norm_row<BF16>)(values, weight, how.head_dim, how.eps, values);
       weight = nullptr;
     }

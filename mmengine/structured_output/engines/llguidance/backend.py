@@ -29,26 +29,26 @@ from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema,
 from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
-MAX_KEPT_CHARS = 256  # Maximum length of a forced text whose tokens are cached.
+MAX_KEPT_CHARS = 256  # Maximum length of a forced text with cached tokens.
 MAX_FORCED_CHARS = 4096  # Maximum length of a forced text that is encoded in a step.
-MAX_SPELLINGS = 8192  # Maximum number of forced texts whose tokens are cached.
-# Limits on llguidance's work. "Fuel" measures time: a millisecond is about 50,000 units while a matcher
-# starts, and 14,000 units in a step. llguidance's defaults are too low: patterns such as [a-z]{1,255}
-# compile, but fail in the middle of an answer. Higher limits are safe for schemas, because normalization
-# limits their patterns. A lexer state takes one or two kilobytes.
+MAX_SPELLINGS = 8192  # Maximum number of forced texts with cached tokens.
+# Limits on llguidance's work. "Fuel" measures time: 1 ms is about 50,000 units while a matcher starts, and
+# 14,000 units in a step. With llguidance's defaults, patterns such as [a-z]{1,255} would fail in the middle
+# of an answer. Higher limits are safe for schemas, because normalization limits their patterns. A lexer state
+# takes 1 to 2 kB.
 
-# Maximum number of items in a row of the parser's table. An object takes four items for each property that
-# may come next.
+# Maximum number of items in a row of the Earley parser's table. Each property that may come next takes four
+# items.
 MAX_ROW_ITEMS = 20_000
-MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that are visited for a mask.
+MAX_STEP_ITEMS = 200_000  # Maximum number of items that a mask visits.
 START_FUEL = 3_000_000
 STEP_FUEL = 2_000_000  # Fuel for a step with a schema.
-TEXT_STEP_FUEL = 200_000  # Fuel for a step with a regex or a Lark grammar: llguidance's default.
+TEXT_STEP_FUEL = 200_000  # Fuel for a step with a regex or Lark grammar (llguidance's default).
 # llguidance's default. All texts of a grammar share this limit; see CompiledGrammar.renew.
 MAX_LEXER_STATES = 250_000
 # A matcher, the index of its first mask, and its draft tokens.
 MaskRequest = tuple[LLMatcher, int, list[int]]
-# A method that llguidance's type stubs lack. Arguments: matcher, address, bytes per mask, draft tokens.
+# llguidance's type stubs lack this method. Arguments: matcher, address, bytes per mask, draft tokens.
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
 ]
@@ -90,15 +90,14 @@ class LLGuidance(OfTokenizer):
         make = self._prototypes(found, grammar.max_digits or 0)
         prototype = make()
         if grammar.max_digits and prototype.is_error():
-            # A digit limit requires Lark, in which a schema may have too many rules. Try without the limit.
+            # A digit limit converts the schema to Lark, perhaps with too many rules. Try without the limit.
             make = self._prototypes(found, 0)
             prototype = make()
         if len(grammar.source) > MAX_HELD and not prototype.is_error():
-            # The first mask is slow. `compute_bitmask` releases the GIL meanwhile. Copies of the prototype
-            # then need not repeat the work while they hold the GIL.
+            # Compute the slow first mask once without the GIL. Copies of the prototype reuse the work.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
-        # A schema is not checked here, because normalization has checked that some text matches.
+        # Normalization has already checked that some text matches a schema.
         if not error and not isinstance(found, JsonSchema):
             error = first_step_error(prototype)
         if error:
@@ -121,7 +120,7 @@ class LLGuidance(OfTokenizer):
         return CompiledGrammar(prototype, grammar.after, make, closing)
 
     def _prototypes(self, grammar: Grammar, max_digits: int) -> Callable[[], LLMatcher]:
-        """Return a function that returns a new matcher for `grammar`, at the text's beginning."""
+        """Return a function that returns a new matcher for `grammar`."""
         is_text = isinstance(grammar, Regex | Choice | Lark) or (
             isinstance(grammar, ToolCalls) and any(tool.lark for tool in grammar.tools)
         )
@@ -131,7 +130,7 @@ class LLGuidance(OfTokenizer):
         return partial(LLMatcher, tokens, source, log_level=0, limits=limits)
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return a note if a digit limit applies to numbers that the schema does not limit."""
+        """Return a note if the digit limit restricts numbers more than the schema does."""
         return digit_notes(grammar)
 
     def _source_of(self, grammar: Grammar, max_digits: int) -> str:
@@ -143,8 +142,8 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = map(quoted, choices)
-                # The choices form a single terminal. If they were alternatives in a rule, the parser's table
-                # would contain all choices at once.
+                # The choices form a single terminal, because alternatives in a rule would all be in the
+                # parser's table at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 check_ends(lark, self._special_names, self.eos_token_ids)
@@ -164,8 +163,8 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
-        # Masks after drafts are computed with copies. A matcher caches its last mask, and reuses the mask if
-        # its lexer state and table length are unchanged. After a rollback, the cached mask may be wrong.
+        # Masks after drafts are computed with copies, because a matcher may return a wrong cached mask after
+        # a rollback.
         copied = ((each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked)
         copies = asked if drafts is None else list(copied)
         is_filled = False
@@ -179,8 +178,7 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            # Compute the masks again in this thread with the matchers themselves, so that the matchers report
-            # the error.
+            # Compute the failed masks again with the original matchers, so the originals report the error.
             self._fill_alone(broken, (start, stride))
 
     def _fill_alone(self, asked: Iterable[MaskRequest], where: tuple[int, int]) -> None:
@@ -197,20 +195,19 @@ class LLGuidance(OfTokenizer):
                 self._break(matcher)
 
     def _break(self, matcher: LLMatcher) -> None:
-        """Put the matcher into an error state.
-
-        As a result, a failure in llguidance ends only the text that caused the failure.
+        """Put the matcher into an error state. A failure in llguidance then ends only the text that caused
+        the failure.
         """
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        # If tokens are forced, a mask allows only the first forced token.
+        # A mask allows only the first of forced tokens.
         forced = matcher.compute_ff_tokens()
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
     def take(self, matcher: LLMatcher, token_id: int, last: int) -> bool:
         text = matcher.compute_ff_bytes()
-        # If bytes are forced and determine tokens, a mask allows only the first of these tokens.
+        # If the forced bytes determine tokens, a mask allows only the first of these tokens.
         if text:
             known = self._spellings.get((last, text))
             if not known or known[0] != token_id:
@@ -229,10 +226,9 @@ class LLGuidance(OfTokenizer):
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
 
-        The forced tokens are the tokens in `text` before the first token that a longer token might replace.
-        Their number also depends on the texts that the grammar allows after `text`. Different results for the
-        same `text` never conflict: the longer list begins with the shorter list. The results may therefore be
-        cached.
+        A later text could change the last tokens of `text`, so these tokens are not forced. Their number
+        depends on the grammar. The cache is safe nevertheless: of two results for the same `text`, the longer
+        begins with the shorter.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -272,13 +268,15 @@ class _Tokens(TokenizerWrapper):
         self._encode_again = lru_cache(maxsize=4096)(encode)
 
     def __call__(self, text: str) -> list[int]:
-        """Encode text. llguidance calls this in every step with forced tokens, often with an earlier text."""
+        """Encode text. llguidance calls this method in every step with forced tokens, often with the same
+        text.
+        """
         if len(text) <= MAX_KEPT_CHARS:
             return self._encode_again(text)
         if len(text) <= MAX_FORCED_CHARS:
             return self._encode(text)
-        # Each step would encode the whole rest of the text again, so only the beginning is encoded. The
-        # tokens at the cut are left out, because the characters after the cut may change them.
+        # Encode only the beginning, because the next step encodes the remaining text again. Leave out the
+        # tokens at the end, because the following characters may change these tokens.
         beginning = text[:MAX_FORCED_CHARS]
         size = len(beginning[:-MAX_KEPT_CHARS].encode())
         found = self._encode(beginning)
@@ -289,8 +287,8 @@ class _Tokens(TokenizerWrapper):
 class CompiledGrammar:
     """A grammar that llguidance has compiled. Matchers are copies of `prototype`.
 
-    `make` returns a new prototype. `closing` has a function that returns a Closer for a budget, and the
-    minimum budget.
+    `make` returns a new prototype. `closing`: a function that returns a Closer for a budget of tokens, and
+    the minimum budget.
     """
 
     def __init__(
@@ -308,7 +306,9 @@ class CompiledGrammar:
         return self._prototype.deep_copy()
 
     def renew(self, error: str) -> LLMatcher | None:
-        """Return a new matcher if the matchers have used up the shared lexer states (MAX_LEXER_STATES)."""
+        """Return a new matcher if `error` says that the shared lexer states (MAX_LEXER_STATES) are used up,
+        else None.
+        """
         if "too many states" not in error:
             return None
         matcher = self._prototype.deep_copy()

@@ -1,8 +1,8 @@
 """Expresses arrays with `contains` or `uniqueItems` as automata over items.
 
-A state consists of the item count, the match count for each `contains`, and the values that have occurred
-(for uniqueItems). An edge is the next item's schema. If the sets of values make too many states,
-`DistinctItems` describes the same arrays with a bit for each value.
+A state consists of the item count, the match count for each `contains`, and (for uniqueItems) the set of
+values so far. An edge is the next item's schema. If there are too many states, `DistinctItems` describes the
+same arrays with a bit for each value.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -22,17 +22,15 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 MAX_EDGES = 4_096
-# If an automaton for uniqueItems would have more edges, DistinctItems is tried first.
+# For uniqueItems with more edges, DistinctItems is tried before an automaton.
 MAX_SMALL = 64
-MAX_VALUES = 64  # Maximum number of different values, because a rule's parameter has 64 bits.
+MAX_VALUES = 64  # Maximum number of values, one bit each in a rule's parameter.
 MAX_CONTAINS = 4
 
-# A function that registers a schema that the input does not contain, under a key, and returns its
-# conjunction.
+# A function that registers a new schema under a key, and returns the schema's conjunction.
 Make = Callable[[dict | bool, object], Conjunction]
 Complement = Callable[[int], Conjunction]  # A function that returns the negated schema of a place.
-# (item count, capped when higher counts make no difference; matches for each `contains`; values that have
-# occurred).
+# (item count up to a maximum, matches for each `contains`, set of values so far).
 State = tuple[int, tuple[int, ...], frozenset[int]]
 
 
@@ -52,9 +50,8 @@ class ItemAutomaton:
         return [part for _, _, part in self.edges]
 
     def restrict_to(self, satisfied: set[Conjunction]) -> "ItemAutomaton | None":
-        """Return the automaton without edges that no item satisfies or that cannot lead to an end.
-
-        Returns None if no array is left. `satisfied` has the schemas that some value satisfies.
+        """Return the automaton without useless edges: no item satisfies them, or they lead to no end. Returns
+        None if no array remains. `satisfied`: the schemas that some value satisfies.
         """
         edges = [edge for edge in self.edges if edge[2] in satisfied]
         alive, grown = set(self.ends), True
@@ -71,7 +68,7 @@ class ItemAutomaton:
 class DistinctItems:
     """An array of `low` to `high` different items from `values`.
 
-    Between `least` and `most` items are among the first `matching` values.
+    The first `matching` values match `contains`; `least` to `most` items must match.
     """
 
     values: list[Conjunction]
@@ -121,8 +118,8 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 class _Slots:
     """The possible items at each array index.
 
-    The possible items at an index are a list of values, or a schema if the values cannot be listed or need
-    not differ.
+    The possible items at an index are a list of values, or else a schema: for too many values, or without
+    uniqueItems.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
@@ -137,7 +134,7 @@ class _Slots:
         )
         self.numbers: dict[object, int] = {}  # Equality key of a value -> number of the value.
         self.consts: list[Conjunction] = []
-        # Value numbers for each array index. The last entry applies to all further indices.
+        # Value numbers for each array index. The last element applies to all further indices.
         self.values: list[list[int] | None] = []
         if constraint.unique:
             self._fill()
@@ -189,8 +186,8 @@ class _Slots:
     def distinct(self) -> DistinctItems | None:
         """Return the array as DistinctItems, or None.
 
-        None means that the possible values are not listed or differ between indices, that there are several
-        `contains`, or that it is unknown which values match `contains`.
+        Returns None for unlisted values, for values that differ between indices, for several `contains`, or
+        if it is unknown which values match `contains`.
         """
         constraint = self.constraint
         if self.places or len(self.values) != 1 or self.values[0] is None or len(constraint.contains) > 1:
@@ -199,7 +196,7 @@ class _Slots:
         for one in constraint.contains:
             holds = [self.shapes_of(conjoin(value, (one.place,))) for value in values]
             if any("array" in shape or "object" in shape for shapes in holds for shape in shapes):
-                return None  # Whether these values match `contains` is not known yet.
+                return None  # It is not known yet whether these values match.
             chosen = [value for value, shapes in zip(values, holds) if shapes]
             values = chosen + [value for value, shapes in zip(values, holds) if not shapes]
             matching, least = len(chosen), one.low
@@ -212,7 +209,9 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
     first: State = (0, tuple(0 for _ in constraint.contains), frozenset())
     numbers: dict[State, int] = {first: 0}
     waiting, out = [first], ItemAutomaton()
-    told = max(len(constraint.prefix), constraint.low, constraint.high or 0)  # The cap on the item count.
+    told = max(
+        len(constraint.prefix), constraint.low, constraint.high or 0
+    )  # The maximum item count in a state.
     for state in waiting:
         place, held, taken = state
         if place >= constraint.low and all(one.low <= count for one, count in zip(constraint.contains, held)):
@@ -238,9 +237,7 @@ def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
     """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match.
-
-    For a `contains` without maxContains, the schema need not exclude matches, because further matches are
-    allowed.
+    Without maxContains, an item outside the set may match too, because further matches are allowed.
     """
     open_ones = [at for at, one in enumerate(contains) if one.high is not None or held[at] < one.low]
     out = []

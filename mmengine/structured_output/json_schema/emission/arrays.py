@@ -1,9 +1,8 @@
 """Writes array constraints as schemas for the grammar engine.
 
-The grammar engine's JSON Schema cannot express `contains` and `uniqueItems`, which relate several items. An
-array with these keywords is written as an automaton under the key `x-steps` or `x-distinct`, which
-json_schema_lark.py translates. The array's schema also has `uniqueItems`, which the grammar engine refuses.
-An automaton that was not translated therefore causes an error.
+The grammar engine does not support `contains` and `uniqueItems`. An array with these keywords is written as
+an automaton under the key `x-steps` or `x-distinct`. json_schema_lark.py translates these keys. The grammar
+engine refuses an untranslated automaton, because the array's schema also has `uniqueItems`.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -21,15 +20,15 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]
 MAX_ITEMS = 4_096  # Maximum value of minItems.
-MAX_PATHS = 16  # Maximum number of paths through an automaton that are written as separate arrays.
+MAX_PATHS = 16  # Maximum number of an automaton's paths to write as separate arrays.
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Return a list of schemas. An array must match one of them. `part` writes an item's schema."""
+    """Return schemas as alternatives for an array. `part` writes an item's schema."""
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)
-    assert found is not None  # A constraint without any array is not written.
+    assert found is not None  # The caller writes no constraint without any array.
     if not isinstance(found, ItemAutomaton):
         distinct: Json = {
             "values": [part(value) for value in found.values],
@@ -83,7 +82,7 @@ def _tuple(items: list[Json | Literal[True]]) -> Json:
 
 
 def _list_paths(steps: ItemAutomaton) -> list[list[Conjunction]] | None:
-    """Return the items on every path from the start state to an end, or None if there are too many paths."""
+    """Return the items on every path from the start state to an end, or None for too many paths."""
     after = defaultdict(list)
     for start, to, one in steps.edges:
         after[start].append((to, one))

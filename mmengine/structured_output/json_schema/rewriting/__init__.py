@@ -1,1 +1,1 @@
-"""Rewrites a schema's keywords into shapes. A shape has a constraint for each JSON type that it allows."""
+"""Rewrites a schema's keywords into shapes. A shape has a constraint for each allowed JSON type."""

@@ -1,5 +1,4 @@
-"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one alternative
-of a list.
+"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -15,8 +14,8 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 from mmengine.structured_output.json_schema.work import comparisons_of
 
 Choice = list[Conjunction]
-MAX_BRANCHES = 6  # Maximum number of branches if all combinations of an anyOf's branches are listed.
-# Maximum number of shapes in all branches of a oneOf, since the shapes are compared pairwise.
+MAX_BRANCHES = 6  # Maximum number of anyOf branches for a list of all combinations.
+# Maximum number of shapes in a oneOf, because the shapes are compared pairwise.
 MAX_PAIRS = 512
 
 
@@ -30,9 +29,8 @@ def branches_of(document: Document, place: int, keyword: str) -> Choice:
 
 
 def any_of(document: Document, place: int, together: bool) -> Choice:
-    """Return an anyOf's branches or, with `together`, every combination of its branches.
-
-    Combinations are needed for keywords, such as unevaluatedProperties, that depend on which branches hold.
+    """Return an anyOf's branches or, with `together`, every combination of its branches. Keywords such as
+    unevaluatedProperties need combinations, because they depend on the satisfied branches.
     """
     branches = branches_of(document, place, "anyOf")
     if not together:
@@ -47,10 +45,10 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
 def one_of(
     document: Document, place: int, branches: Choice, rivals: Choice, parts: Parts, shapes_of: ShapesOf
 ) -> Choice:
-    """Return each branch of a oneOf without the values that another branch may also allow.
+    """Return each branch of a oneOf without the values of other branches.
 
-    `rivals` has, for each branch, the schema that is compared with other branches and excluded from them. A
-    rival allows at least the branch's values.
+    `rivals`: for each branch, a schema that allows at least the branch's values. Overlapping branches exclude
+    this schema.
     """
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(rival) for rival in rivals]
@@ -76,7 +74,7 @@ def one_of(
 def if_then_else(document: Document, place: int, parts: Parts, together: bool) -> Choice | None:
     """Return two alternatives: the condition with `then`, and the negated condition with `else`.
 
-    Returns None if the keywords restrict nothing.
+    Returns None if there is no restriction.
     """
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
