@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from mmengine.models.loader import resolve_folder
 from mmengine.strict_modes import BadModes, open_strict
 
-if TYPE_CHECKING:  # takes seconds
+if TYPE_CHECKING:  # the import takes seconds
     from transformers import PreTrainedConfig, PreTrainedModel
 
 RECIPE = 2  # Part of the folder's name; raise it when the generated model changes.

@@ -59,8 +59,8 @@ class _Bare:
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
     """Return each round's time in ns. A round only adds a token to each row, the least work that a step could
-    do in Python. Token counts begin at LENGTH, because with integers up to 256, which CPython preallocates,
-    the loop is a quarter faster.
+    do in Python. Token counts begin at LENGTH. With integers up to 256, which CPython preallocates, the loop
+    would be a quarter faster.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):

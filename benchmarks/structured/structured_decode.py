@@ -8,7 +8,7 @@ round:
 
     free      without a grammar and without drafts
     grammar   with the schema, without drafts
-    drafts    with the schema, and with the tokens that it forces as drafts (spec grammar)
+    drafts    with the schema; tokens that the schema forces are drafts (spec grammar)
 
 First, each way generates each answer once. Pictures with different tokens in different ways are left out. In
 the measured rounds max_tokens is the answer's length, so all ways generate the same tokens. The result is the
@@ -60,8 +60,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Totals for the steps after the first step in which every row gets a token. A step counts as a pass for
-    each row that gets tokens.
+    """Totals for the steps after the first step in which every row gets a token. `passes` adds up the rows
+    that get tokens in each step.
     """
 
     cpu_ns: int

@@ -11,8 +11,8 @@ from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
 
 
 def has_model_file(model: Path, name: str) -> bool:
-    """Return whether a model has the file `name`, such as config.json, or is a GGUF file from which
-    `read_model_json` can build this file.
+    """Return whether a model has the file `name`, such as config.json. For a GGUF file, return whether
+    `read_model_json` can build the file.
     """
     return has_file(model, name) if is_gguf(model) else (model / name).is_file()
 

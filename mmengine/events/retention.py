@@ -26,7 +26,7 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
-NO_SNAPSHOT = -1  # stands for a missing snapshot's record number
+NO_SNAPSHOT = -1  # record number if there is no snapshot
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
@@ -120,7 +120,7 @@ def pack(path: Path) -> Path:
 @dataclass(slots=True)
 class _Full:
     """A full segment. `behind`: the number of the first record after the segment. `size`, `mtime`: the file's
-    size in bytes and modification time, which the tidying thread sets.
+    size in bytes and modification time, set when the segment is examined.
     """
 
     path: Path
@@ -140,7 +140,7 @@ class FullSegments:
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
         self._folder, self._retention, self._packs = folder, retention, packs
-        self._new: deque[_Full] = deque()  # added segments that the tidying thread has not seen yet
+        self._new: deque[_Full] = deque()  # added segments that were not examined yet
         self._kept: deque[_Full] = deque()
         self._to_pack: deque[_Full] = deque()
         self._num_bytes = self._snapshot_bytes = 0

@@ -18,9 +18,9 @@ class BoxUnit(NamedTuple):
 
 
 class Box(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to the image;
-    None if the answer's value is no box. `problem`: why the answer's value is wrong; "" for a box that lies
-    in the image.
+    """A box in an answer. `pixels`: left, top, right and bottom in the stored image (before EXIF rotation),
+    clipped to the image; None if the answer's value is no box. `problem`: why the answer's value is wrong; ""
+    for a box that lies in the image.
     """
 
     pixels: tuple[float, float, float, float] | None

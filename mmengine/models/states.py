@@ -52,7 +52,7 @@ class StepStates(Generic[T]):
 
     A token is certain if it is not a draft. The state in a row's slot covers all tokens up to the last
     certain token in the row's previous step. `pending` has the inputs of that step's drafts. The first
-    `stayed` drafts were accepted, and this step begins by adding them to the state. The row's new tokens
+    `stayed` drafts were accepted, and this step first adds these drafts to the state. The row's new tokens
     follow: first `certain` certain tokens, then drafts.
 
     A step can also copy states to other slots. The copies for row i are kept_starts[i] to kept_starts[i + 1].

@@ -147,9 +147,9 @@ class CheckedLog:
     def naming(self, record: Record | None = None) -> "_Naming":
         """Return a context manager that handles an error caused by `record` (default: the current record).
 
-        If the record is a decision, or if an earlier decision broke a rule, the error becomes the log's last
-        finding, and both the `with` block and the iteration end. Otherwise a CorruptLog that names the record
-        is raised.
+        The error becomes the log's last finding if the record is a decision, or if an earlier decision broke
+        a rule. Then the `with` block and the iteration end. Otherwise CorruptLog is raised, and names the
+        record.
         """
         return _Naming(self, record)
 

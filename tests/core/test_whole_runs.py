@@ -66,7 +66,9 @@ runs_of_items = st.lists(
 
 
 def placed(drawn):
-    """Return media with runs of the drawn (gap, length), and the runs."""
+    """Return media with the drawn runs, and the runs. `drawn`: (gap before the run, length) pairs for each
+    item.
+    """
     items, runs, place = [], [], 0
     for number, item in enumerate(drawn):
         own = []

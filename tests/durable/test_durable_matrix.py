@@ -59,7 +59,9 @@ def test_killed_at_random_instants_with_a_model(tmp_path):
 
 
 def trail(one, *before):
-    """Return a process's writes in a round, in order. `before` are points at which earlier processes die."""
+    """Run a round, and return the last process's writes in order. Earlier processes die at the points
+    `before`.
+    """
     one.round(at_points(one, [*before]))
     return one.trail
 

@@ -1,7 +1,7 @@
 """Compile the Triton kernels for several GPUs on a machine without a GPU. TRITON_INTERPRET must be off.
 
-Without options each kernel is compiled for a few shapes; with `--attention` only the attention kernels, for
-all heads and tiles. `--newest` compiles only for the newest compute capability.
+Without options, each kernel is compiled for a few shapes. `--attention` compiles only the attention kernels,
+for all heads and tiles. `--newest` compiles only for the newest compute capability.
 """
 
 import re
@@ -43,7 +43,7 @@ CHUNK = {"CHUNK": sampling_kernels.CHUNK}
 
 
 def linear(width: int, depth: int, kind: str, has_bias: bool = False):
-    """Return a KERNELS entry of the linear layer: kernel, argument types, constants, warps, stages."""
+    """Return a KERNELS entry for the linear layer: kernel, argument types, constants, warps, stages."""
     tile = linear_kernels.tile_of(width, torch.bfloat16 if kind == "bf16" else torch.float32)
     arguments = dict.fromkeys(("x", "weight", "bias", "y"), f"*{kind}") | {"num_rows": "i32"}
     constants = {"WIDTH": width, "DEPTH": depth, "HAS_BIAS": has_bias, "GROUP": linear_kernels.GROUP}

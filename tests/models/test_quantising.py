@@ -113,9 +113,7 @@ def test_int8_needs_bfloat16_and_unquantised_weights(tmp_path):
 
 @needs_kernels
 def test_activations_in_int8(tmp_path):
-    """The option `activations` is reported and is part of the log's fingerprints. It is refused if no matrix
-    has integer codes.
-    """
+    """Int8 activations are reported, are part of the log's fingerprints, and require integer weights."""
     make_tiny(tmp_path)
     config = EngineConfig(quantize="int8", activations="int8")
     with Engine(tmp_path, device="cpu", dtype="bfloat16", config=config, log=tmp_path / "log") as engine:

@@ -16,7 +16,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelS
 
 
 def dense(q, k, v):
-    """Return the attention of a row's last len(q) tokens in float32. q: [s, Hq, D]. k, v: [n, Hkv, D]."""
+    """Return causal attention for a row's last s tokens, in float32. q: [s, Hq, D]. k, v: [n, Hkv, D]."""
     q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
     repeat = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)

@@ -41,8 +41,8 @@ def random_sampling(random, vocab_size):
 
 
 def random_logits(random, count, vocab_size):
-    """Return random logits, float32 [count, vocab_size]: flat or peaked, maybe with many ties or
-    excluded tokens.
+    """Return random logits, float32 [count, vocab_size]: flat or peaked, sometimes with many ties or excluded
+    tokens.
     """
     logits = random.standard_normal((count, vocab_size)) * random.choice([0.1, 1, 3, 10])
     if random.random() < 0.3:

@@ -372,7 +372,6 @@ def test_the_sampled_distribution(options, along):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(LIKELY), min_size=9, max_size=9)))
 def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
-    """The order holds for any number of listed tokens and in any batch."""
     logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
     for most in (1, 4, 10):
         values, token_ids = topk_tokens_of(logprobs, most)

@@ -311,7 +311,7 @@ BOMBS: dict[str, Callable[[random.Random], bytes]] = {"png bomb": png_bomb}
 def hostile_file(
     rng: random.Random, makers: dict[str, Callable[[random.Random], bytes]]
 ) -> tuple[str, bytes]:
-    """Return a random kind of file, and a file's bytes."""
+    """Return a random file's kind and bytes."""
     kind = rng.choice(list(makers))
     data = makers[kind](rng)
     for _ in range(rng.choice((0, 0, 1, 2))):

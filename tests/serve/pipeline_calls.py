@@ -2,7 +2,7 @@
 
 Each call is evaluated twice with the names from pipeline_names.py: with transformers' pipeline as `pipe`, and
 with ours. The outcome is "agrees" (both return the same, or both refuse), "differs" (on purpose), "refused"
-(only by ours) or "more" (refused only by transformers).
+(only ours refuses) or "more" (only transformers' refuses).
 """
 
 from tests.serve.pipeline_call import group

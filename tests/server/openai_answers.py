@@ -20,7 +20,7 @@ _STOP_REASON = {"type": ["string", "integer", "null"]}
 
 
 class Difference(NamedTuple):
-    """A property whose schema differs from OpenAI's, or that OpenAI's object at `place` lacks."""
+    """A property of the object at `place` that OpenAI's schema lacks or declares differently."""
 
     place: tuple[str, ...]
     name: str

@@ -25,7 +25,7 @@ def connected(server, sent=b""):
 
 
 def answered(connection, status=200):
-    """Read the whole answer, and return whether it has this status."""
+    """Read an answer, and return whether it has a body and the status `status`."""
     answer = http.client.HTTPResponse(connection)
     answer.begin()
     return bool(answer.read()) and answer.status == status

@@ -17,7 +17,7 @@ class JoinedEntry(GGUFEntry):
     parts: tuple[GGUFEntry, ...] = ()
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        row = 0  # Index of the part's first row.
+        row = 0  # Index of the part's first row in the joined tensor.
         for part in self.parts:
             first, last = max(begin - row, 0), min(end - row, part.shape[0])
             if first < last:

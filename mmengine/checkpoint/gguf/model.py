@@ -100,7 +100,7 @@ class GGUFModel:
         return entries
 
     def _text_tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
-        """Return the tensors of the model's file."""
+        """Return the model's tensors, without the projector's."""
         projector, found = self.projector, architecture_of(self.container)
         is_hybrid = found.is_hybrid
         num_layers = num_trunk_layers(text_fields(self.container)) if is_hybrid else 0

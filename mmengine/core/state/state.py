@@ -63,8 +63,8 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.num_rows, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # A drafter's KV at a position also depends on the next token, so the content of a block includes this
-        # token. In vLLM 0.32 the content leaves out this token, and the last cached block is computed again
+        # A drafter's KV at a position also depends on the next token. Therefore a block's content includes
+        # the token after the block. vLLM 0.32 leaves out this token, and computes the last cached block again
         # (core/decide/start.py).
         reads_ahead = bool(config.lookahead_tokens) and config.compat != "vllm-0.32"
         self.content_width = config.block_size + reads_ahead
@@ -141,10 +141,8 @@ class State(Columns[np.ndarray]):
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.num_decided = 0  # number of running rows, in order, whose work in this step is decided
-        self.made_room_for = (
-            NO_ROW,
-            0,
-        )  # (row for which another row was preempted, number of tokens in its chunk)
+        # (row for which another row was preempted, number of tokens that this row computes)
+        self.made_room_for = (NO_ROW, 0)
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # (key, request, index in its media)
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host

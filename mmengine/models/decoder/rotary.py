@@ -20,7 +20,7 @@ class Rotary:
         self.axis = axes(rope, head_dim).to(device)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [t, 1, head_dim] each, for positions int64 [3, t]. They are computed in float32
+        """Return cos and sin, [t, 1, head_dim] each, for positions int64 [3, t]. Both are computed in float32
         and cast to `dtype`. The first half of sin is negated, so the rotation is x * cos + roll(x, head_dim /
         2) * sin.
         """

@@ -31,7 +31,7 @@ def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[s
     prompts. Requests whose arrival was deleted with the log's beginning are omitted. `findings`: see
     CheckedLog. Raises `verify`'s errors.
 
-    The format is that of the Mooncake traces (FAST'25). `mmengine simulate --format mooncake` reads it.
+    `mmengine simulate --format mooncake` reads this format, which the Mooncake traces have (FAST'25).
     """
     lengths = _output_lengths(folder, findings)
     ids: dict[bytes, int] = {}

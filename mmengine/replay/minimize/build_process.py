@@ -6,7 +6,7 @@ with a line of JSON.
 
 The first output line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. The
 other build may be older than this file. Therefore the script uses few names from mmengine, and reports an
-error if the other build lacks one of the names.
+error if the other build lacks a name.
 """
 
 import json

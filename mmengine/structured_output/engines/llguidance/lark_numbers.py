@@ -20,8 +20,8 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
 
     Integer part, decimals and exponent may each have at most `most` digits. A schema with a single limit is
     split at a power of ten: the returned schema covers the numbers from the limit to this power, and the
-    terminal covers larger numbers. The returned schema is None if the terminal suffices. The terminal is ""
-    if the limit has too many digits.
+    terminal covers the numbers beyond. The returned schema is None if the terminal suffices. The terminal is
+    "" if the limit has too many digits.
     """
     low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)

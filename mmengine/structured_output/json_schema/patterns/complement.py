@@ -59,7 +59,7 @@ def _build_complement(regex: str, budget: MatchBudget) -> Pattern:
 def may_overlap(a: str, b: str) -> bool:
     """Return whether some string may match both patterns.
 
-    False is proven. True may also mean that the comparison took too many steps.
+    False is certain. True may also mean that the comparison took too many steps.
     """
     found, steps = _cached_overlap(a, b)
     spend_work(steps)

@@ -25,12 +25,12 @@ from mmengine.structured_output.json_schema.rewriting.key_patterns import unname
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 
 MAX_GROUPS = 3  # Maximum number of groups whose orders are listed.
-MAX_NAMES = 48  # Maximum number of names in all listed orders of an object together.
+MAX_NAMES = 48  # Maximum total number of names in an object's listed orders.
 # Maximum number of named properties in an object with any order. The grammar engine cannot count more.
 MAX_UNORDERED = 63
 IN_ORDER = "keys only in the schema's order, other keys after them; set bounds.ordered to 0 for any order"
 MAX_LISTED = 200  # Maximum length of the list of names in a note.
-MARK = "x-any-order"  # The key that is true in an object schema whose keys may come in any order.
+MARK = "x-any-order"  # Marks an object schema whose keys may come in any order.
 
 Groups = list[tuple[str, ...]]
 
