@@ -1,9 +1,9 @@
 """Registries for objects that settings choose by name: models, drafters, policies, grammar backends,
 attention backends, block stores and devices.
 
-The entries of a registry are Python entry points. Other packages declare entries in the registry's group.
-mmengine's own entries are listed in code in the same notation, and no package can replace them. An entry is
-imported only when a setting chooses it.
+A registry's entries are Python entry points. Other packages declare entries in the registry's group.
+mmengine's own entries are listed in code, and no package can replace them. An entry is imported only when a
+setting chooses it.
 """
 
 import os
@@ -43,9 +43,9 @@ def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
 class Registry(Generic[Thing]):
     """The entry points of `group`, by name. `noun`: the word for an entry in messages, such as "policy".
 
-    `own`: name -> "module:attribute", mmengine's own entries. As in an entry point, a final "[extra]" names
-    an extra that must be installed. `beside`: further values that the setting accepts, for messages.
-    `is_one`: returns whether an imported object is valid. `kind`: the word for a valid object in messages.
+    `own`: name -> "module:attribute", mmengine's own entries. A final "[extra]" names a required extra, as in
+    an entry point. `beside`: further values that the setting accepts, for messages. `is_one`: returns whether
+    an imported object is valid. `kind`: the word for a valid object in messages.
 
     `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun} and
     {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value}, {error}

@@ -1,6 +1,4 @@
-"""Tests all registries: the project's own plugins are found by name, other plugins by entry points, and each
-error is one sentence.
-"""
+"""Tests all registries: own and foreign plugins are found by name, and each error is a single sentence."""
 
 import os
 import re

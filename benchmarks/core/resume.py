@@ -12,8 +12,8 @@ next snapshot is almost due, the process is killed. Another process resumes the 
 event RECOVERED and the scheduler's decision. "MB read" is the total size of the opened segments and
 snapshots.
 
-The files are in the page cache. About one request ends in each step, and a new request with 800 prompt tokens
-replaces the ended request. One answer in ten stays undelivered.
+The log is in the page cache. New requests with 800 prompt tokens replace ended requests, about once per step.
+One answer in ten stays undelivered.
 """
 
 import argparse

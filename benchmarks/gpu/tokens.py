@@ -1,5 +1,5 @@
-"""Compare attention backends with torch's attention. Compare the embedded checkpoint's tokens on a device
-with the CPU's tokens and with transformers'.
+"""Compare attention backends with torch's attention, and the embedded checkpoint's tokens on a device with
+tokens on the CPU and from transformers.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from mmengine.serve.text.request_output import Choice
 # Maximum gap between the CPU's two best logprobs at which a device may choose another token.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
 POOL = EngineConfig(num_blocks=4096)  # fixed, because this process creates several engines
-Answer = tuple[list[int], list[float]]  # tokens, and for each token the gap between the two best logprobs
+Answer = tuple[list[int], list[float]]  # tokens, and each token's gap between the two best logprobs
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, f
 
 
 def compare_transformers(device: str, count: int) -> Verdict:
-    """Compare the engine's tokens with those of transformers' `generate`, in float32 on the same device.
+    """Compare the engine's tokens with tokens from transformers' `generate`, in float32 on the same device.
 
     The engine batches the prompts; `generate` gets one at a time.
     """

@@ -20,7 +20,7 @@ class Load:
     stream: bool
     more: tuple[tuple[str, object], ...] = ()  # Additional body fields.
     model: str | None = None
-    # The number in the first prompt. Later prompts contain the next numbers, so all prompts differ.
+    # The first prompt's number. Each prompt contains its number, so all prompts differ.
     start: int = 0
     is_response: bool = False  # True: calls of /v1/responses instead of /v1/chat/completions.
     # Seconds between two polls of the sockets. With a pause, the server spends no time on waking the client.

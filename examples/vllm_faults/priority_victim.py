@@ -2,9 +2,8 @@
 
     python -m examples.vllm_faults.priority_victim [LOG]
 
-vLLM preempts the running request with the largest priority value, and among equal values the newest request.
-With the fault, vLLM preempts the request that was admitted last, even if this request has the best priority.
-The waiting queue is still sorted by priority.
+vLLM preempts the running request with the largest priority value (the worst priority). With the fault, vLLM
+preempts the request that was admitted last, even if this request has the best priority.
 """
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy

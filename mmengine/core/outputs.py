@@ -112,7 +112,7 @@ class Outputs:
                     of_row.append(entry)
 
     def vectors(self, view: View, pooled: Sequence[PooledVector]) -> None:
-        """Add vectors for the step's pooled requests, except requests that have left."""
+        """Add the vectors for the step's pooled requests. Requests that have left are skipped."""
         for found in pooled:
             req_state = view.requests_by_row[found.row]
             if req_state is not None and len(found.vector):
@@ -163,8 +163,8 @@ class Outputs:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the engine was created. `num_running`, `num_waiting`, `sessions_open`, `kv_blocks_used`
-    and `kv_blocks_leased` are current values, not counters.
+    """Counters since the engine was created, and current values: `num_running`, `num_waiting`,
+    `sessions_open`, `kv_blocks_used` and `kv_blocks_leased`.
 
     `drafts`: drafter number -> counts. `overlap`: number of steps by key, only with max_in_flight 2. "ahead":
     the step was decided while another step ran. Other keys: the reason why a step waited for the previous

@@ -4,8 +4,8 @@
     tail      incomplete bytes at the very end are ignored, because a write was interrupted
     salvage   damage in the middle is skipped too, and reading continues with the next complete record
 
-Incomplete bytes at the end are called a torn tail. A writer that continues a log first cuts off the torn
-tail. The writer never changes damage in the middle.
+Incomplete bytes at the end are called a torn tail. A writer that continues a log cuts off the torn tail, but
+never changes damage in the middle.
 """
 
 import mmap
@@ -32,7 +32,7 @@ from mmengine.events.segment import (
 )
 
 CUT_SUFFIX = ".cut"
-MAX_KEPT_BYTES = 64 * 2**20  # maximum number of bytes from a torn tail that are kept in a .cut file
+MAX_KEPT_BYTES = 64 * 2**20  # maximum size of the .cut file, which keeps a torn tail
 Mode = Literal["strict", "tail", "salvage"]
 
 
@@ -96,7 +96,7 @@ class Walk:
         self.scan = Scan(data)
         self.end = 0
         self.path, self.recovery, self._is_last = path, recovery, is_last
-        self._skipped: Cut | None = None  # the last cut, until the next frame shows how many records it lost
+        self._skipped: Cut | None = None  # the last cut, whose `num_lost` the next frame shows
 
     def __iter__(self) -> Iterator[Frame]:
         jump_to, recovery = None, self.recovery
@@ -144,8 +144,8 @@ class Walk:
         return behind
 
     def _bridge(self, frame: Frame) -> bool:
-        """Return whether to accept a frame whose sequence number is not the expected number. Raises
-        CorruptLog unless the mode is salvage.
+        """Return whether to accept a frame with an unexpected sequence number. Raises CorruptLog unless the
+        mode is salvage.
         """
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
@@ -176,8 +176,8 @@ def walk_segment(path: Path) -> Walk:
 
 
 def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None = None) -> Recovery:
-    """Prepare a log for continuation in another segment: cut off the last segment's torn tail, and close this
-    segment with a footer.
+    """Prepare a log for continuation in a new segment: cut off the last segment's torn tail, and add a
+    footer.
 
     The caller holds the lock. Earlier segments are not read. `check`: called with the walk over the last
     segment before anything is changed; it may raise an exception. The first 64 MiB of the cut bytes are kept
@@ -226,8 +226,7 @@ def mark_continued(path: Path, tail: Walk | None) -> None:
     """Record in the footer of the segment at `path` that another segment follows. Add a footer if there is
     none. A packed segment is complete and stays unchanged.
 
-    `tail`: the walk from `repair_tail`. If it read this segment, the segment is not read again. Raises
-    OSError, CorruptLog.
+    `tail`: the walk from `repair_tail`, which saves reading the segment again. Raises OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):
         return

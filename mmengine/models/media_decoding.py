@@ -1,6 +1,4 @@
-"""Defines a media decoder's input and output as plain data, so that the decoder can run in another
-process.
-"""
+"""Defines a media decoder's input and output as plain data for use across processes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

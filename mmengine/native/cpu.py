@@ -45,7 +45,7 @@ def usable_isas() -> list[str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the first core's flags as Linux reports them. The set is empty if Linux reports none."""
+    """Return the first core's flags from /proc/cpuinfo, or an empty set if there are none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -2,6 +2,4 @@
 
 
 class NativeKernelsError(Exception):
-    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off …" ends with this error's
-    text.
-    """
+    """The CPU kernels cannot be compiled or loaded."""

@@ -1,5 +1,4 @@
-"""The invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists these
-invariants with their names.
+"""The invariants of the encoder cache, the adapter pool and the sessions, which invariants.py lists.
 
 Each function yields a sentence for each violation.
 """
@@ -13,8 +12,8 @@ from mmengine.core.state.state import State
 
 
 def broken_media(state: State) -> Iterator[str]:
-    """Check that a row holds the encoder outputs that its step reads. Between steps, if a row's position is
-    inside a media item, the row must hold the encoder output of this item.
+    """Check that each row holds the encoder outputs that its step reads. Between steps, a row whose position
+    is inside a media item must hold the item's encoder output.
     """
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
@@ -32,8 +31,8 @@ def broken_media(state: State) -> Iterator[str]:
 
 
 def broken_parts(state: State) -> Iterator[str]:
-    """Check that a media item encoded in several parts has no gap between its parts, and that each step's
-    encoder work stays within the limit.
+    """Check that a media item's parts are contiguous, and that each step's encoder work stays within the
+    limit.
     """
     piece = state.config.encoder_piece
     if not piece:
@@ -62,8 +61,8 @@ def broken_parts(state: State) -> Iterator[str]:
 
 
 def broken_encoder(state: State) -> Iterator[str]:
-    """Check that the encoder cache is within its capacity, and that each entry's reference count equals the
-    number of rows that hold the entry.
+    """Check that the encoder cache is within its capacity, and that reference counts equal the numbers of
+    rows that hold the entries.
     """
     cache = state.encoder
     size = sum(entry.size for entry in cache.entries.values())
@@ -104,9 +103,7 @@ def broken_encoder(state: State) -> Iterator[str]:
 
 
 def broken_adapters(state: State) -> Iterator[str]:
-    """Check that adapters stay within their limits, and that each row whose request has an adapter holds this
-    adapter.
-    """
+    """Check that adapters stay within their limits, and that each row holds its request's adapter."""
     pool, config = state.adapters, state.config
     wanted = {
         row: adapter.digest

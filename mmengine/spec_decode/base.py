@@ -18,8 +18,8 @@ from mmengine.spec_decode.texts import Texts
 class Proposed(NamedTuple):
     """Drafts for s rows.
 
-    `token_ids` (int32 [counts.sum()]) has the rows' drafts one after another. `counts` [s] says how many
-    drafts each row has.
+    `token_ids`: int32 [counts.sum()], the rows' drafts one after another. `counts`: [s], each row's number of
+    drafts.
     """
 
     token_ids: np.ndarray

@@ -102,8 +102,8 @@ class AnswerLines:
 
 
 class _Jobs:
-    """The jobs for `lines`, continued from the logs of dead workers. `done`: position -> answer that a dead
-    worker completed.
+    """The jobs for `lines`, continued from dead workers' logs. `done`: position -> a dead worker's completed
+    answer.
     """
 
     def __init__(self, lines: bytes, base_folder: Path, earlier: dict[bytes, ResumedAnswer], engine: Engine):

@@ -81,8 +81,6 @@ SIZES: dict[str, dict[str, object]] = {
 
 
 def text_factory(kind: str, sizes: dict[str, object]) -> Factory:
-    """Return the factory for a model type with these sizes."""
-
     def model(_: Ids) -> torch.nn.Module:
         config = transformers.AutoConfig.for_model(kind, **sizes)
         return transformers.AutoModelForCausalLM.from_config(config)

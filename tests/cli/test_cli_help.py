@@ -1,5 +1,5 @@
-"""Tests that help and usage errors import no heavy modules, and that usage errors are one line that says what
-to do.
+"""Tests that help and usage errors import no heavy modules, and that usage errors are a single line with
+advice.
 """
 
 import os

@@ -155,9 +155,7 @@ def test_two_failing_items_delay_no_other_request():
 
 
 def test_features_find_room_when_others_let_go():
-    """The encoder cache has room for 6 embeddings. The large item waits until the other row releases
-    its 4 embeddings.
-    """
+    """The large item waits until the other row releases its embeddings in the encoder cache."""
     bench = Bench(**PIECE, encoder_cache_size=6, encoder_budget=6, token_budget=4)
     bench.submit(request("a", 12, media=[image(3, 2, 4)]), request("b", 12, media=[large(1, 2, 5)]))
     bench.run()

@@ -1,4 +1,4 @@
-"""Tests that a log stores a grammar once even if many requests share it."""
+"""Tests that a log stores a grammar once for all requests that share it."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""Writes GGUF files for tests, following the format's description, and records where each header field is."""
+"""Writes GGUF files for tests, and records where each header field is."""
 
 import struct
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def write(
 
 
 def packed(kind: str, shape: tuple[int, ...], seed: int) -> bytes:
-    """Return the bytes of a random tensor whose scales and values are finite and not large."""
+    """Return the bytes for a random tensor with finite, moderate values."""
     rng = np.random.default_rng(seed)
     _, values, size = BLOCKS[kind]
     count = int(np.prod(shape)) // values
@@ -141,7 +141,7 @@ def tensor(name: str, kind: str, shape: tuple[int, ...], seed: int = 0) -> Tenso
 
 
 def byte_characters() -> list[str]:
-    """Return the characters that byte-level BPE uses for the bytes 0 to 255."""
+    """Return byte-level BPE's characters for the bytes 0 to 255."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
@@ -185,7 +185,7 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
 
 def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
     """Return the tensors for `model`: matrices of type `kind`, and float32 norms. `hidden`: the model's
-    embedding_length. `ends`: the type of the embedding and the head, if it differs from `kind`.
+    embedding_length. `ends`: another type for the embedding and the head.
     """
     shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
     square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)

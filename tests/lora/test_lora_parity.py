@@ -1,5 +1,5 @@
-"""Tests that answers with adapters have the same tokens as with PEFT on transformers, also if requests are
-batched, chunked, preempted or drafted.
+"""Tests that answers with adapters have the same tokens as with PEFT on transformers, also with batching,
+chunks, preemptions and drafts.
 """
 
 import pytest
@@ -54,7 +54,7 @@ def run(engine, wanted, rounds=1):
 
 
 def seldom(name):
-    """Mark the slow setting as a soak test. Other settings also have steps with several adapters."""
+    """Mark the slow setting as a soak test."""
     return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
 
 

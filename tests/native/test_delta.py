@@ -43,7 +43,7 @@ def one_by_one(net, rows):
 
 
 def spread(net, rows, seed):
-    """Yield (row, first token, outputs) for rows that are computed together in chunks of random lengths.
+    """Yield (row, first token, outputs) for rows that are computed together in random chunks.
 
     Some tokens are drafts, and some drafts are accepted. A state of row 0 is kept, and at the end another row
     continues from this state. Its outputs are yielded as row 0's, because both must be equal.

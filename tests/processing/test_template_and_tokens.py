@@ -167,9 +167,7 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 
 def test_reasoning_has_three_names(reference_tokenizer):
-    """A template finds a message's reasoning in the same fields as in newer transformers versions. Older
-    versions are not compared.
-    """
+    """A template finds a message's reasoning in the same fields as in newer transformers versions."""
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
     told = {"reasoning_content": "because|because|", "thinking": "because|because|"}
     for name in ("reasoning_content", "thinking", "reasoning"):

@@ -117,8 +117,8 @@ def busy_run(
 
 
 def thrashing_core(folder: Path) -> EngineCore:
-    """Return an engine with two requests that thrash: the policy always preempts the older request just
-    before its end.
+    """Return an engine with two requests that thrash: the policy always preempts the older request before its
+    end.
     """
     register_policy("sends the first away", SENDS_THE_FIRST_AWAY)
     config = EngineConfig(
@@ -151,7 +151,7 @@ def _step(live: Live, count: int) -> None:
 
 
 def session_run(folder: Path) -> EngineCore:
-    """Run two sessions that take each other's blocks, and another request that needs the same blocks.
+    """Run two sessions and another request that compete for blocks.
 
     The run has appended chunks, questions, a session that is truncated, and a closed session.
     """

@@ -124,9 +124,7 @@ def test_a_mooncake_trace_round_trips(tmp_path):
         return [json.loads(line) for line in mooncake_lines(folder)]
 
     def shape(lines):
-        """Return each line's lengths and hash ids. The ids are renumbered in the order of their first
-        occurrence.
-        """
+        """Return each line's lengths and hash ids, with renumbered ids."""
         first = {}
         ids = [[first.setdefault(each, len(first)) for each in line["hash_ids"]] for line in lines]
         return [(line["input_length"], line["output_length"], own) for line, own in zip(lines, ids)]

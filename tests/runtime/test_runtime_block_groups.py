@@ -102,8 +102,8 @@ STEPS = (((0, 13), (1, 5)), ((0, 1), (1, 9), (2, 1)), ((0, 1), (1, 1), (2, 12)),
 
 
 class Tables:
-    """The rows' block tables for each group. All groups take random blocks from one pool, and free the blocks
-    before their window.
+    """The rows' block tables for each group. All groups share a pool, and free the blocks before their
+    window.
     """
 
     def __init__(self, groups, num_blocks, pool):

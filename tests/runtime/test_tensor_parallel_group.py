@@ -191,7 +191,7 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
 
 
 def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
-    """The group is lost on all ranks, because the other ranks wait for the exchanges in the graph."""
+    """The group is lost on all ranks, because the other ranks wait in the graph."""
 
     def failing(group):
         def begin():

@@ -21,7 +21,7 @@ from tests.server.own_answers import check_own
 from tests.server.responses_answers import RESPONSES, check_events, check_response
 
 NAMES = ("echo", "also-echo")
-PATIENCE_S = 60  # Seconds that a client waits, enough for a long answer on a busy machine.
+PATIENCE_S = 60  # Seconds that a client waits.
 
 
 class SlowEcho(EchoExecutor):

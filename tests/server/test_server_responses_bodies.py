@@ -371,9 +371,7 @@ def test_null_is_absence():
 
 
 def test_default_parameters_are_not_logged():
-    """Default parameters are omitted from the log, even if the call sets them, but each answer
-    repeats them.
-    """
+    """Default parameters are omitted from the log, but each answer repeats them."""
     said = {"tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}, "reasoning": {}}
     for asked in (read(), read(**said)):
         kept = json.loads(msgspec.json.encode(echo(asked)))

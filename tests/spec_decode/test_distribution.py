@@ -31,10 +31,10 @@ def sampled(spec, first_seed):
 
 
 def chi_square(one, other):
-    """Return the chi-square statistic for two lists of values, and its 99.9 % quantile (Wilson and Hilferty's
+    """Return the chi-square statistic for two lists, and its 99.9 % quantile (Wilson and Hilferty's
     approximation).
 
-    Values with fewer than FEW occurrences in both lists together are counted as a single value.
+    Values with fewer than FEW occurrences are counted as a single value.
     """
     counts, others = Counter(one), Counter(other)
     seldom = {value for value in {*counts, *others} if counts[value] + others[value] < FEW}

@@ -142,7 +142,7 @@ def test_a_large_recursive_schema_is_searched_once() -> None:
 
 
 def test_a_narrowed_anyof_is_not_negated():
-    """The grammar leaves out a branch of DECIMAL. The `not` must still refuse the branch's values."""
+    """The grammar leaves out a DECIMAL branch, whose values the `not` must still refuse."""
     with pytest.raises(SchemaRefused, match="more narrowly"):
         Grammar({"type": "string", "not": DECIMAL})
     with pytest.raises(SchemaRefused, match="more narrowly"):

@@ -19,12 +19,12 @@ PROJECTOR = "clip"  # The architecture of a projector's file.
 IDEFICS3, QWEN3_VL, GEMMA3 = "idefics3", "qwen3vl_merger", "gemma3"  # Projector types.
 QWEN2_VL, QWEN2_5_VL = "qwen2vl_merger", "qwen2.5vl_merger"
 DEEPSTACK = "n_deepstack_layers"
-_EXPERTS = {  # Key of a mixture of experts -> its field in config.json, and its maximum.
+_EXPERTS = {  # Mixture-of-experts key -> (field in config.json, maximum).
     "expert_count": ("num_experts", MAX_EXPERTS),
     "expert_used_count": ("num_experts_per_tok", MAX_EXPERTS),
     "expert_feed_forward_length": ("moe_intermediate_size", 2**20),
 }
-_INTEGERS = {  # Required key -> its field in config.json, and its maximum.
+_INTEGERS = {  # Required key -> (field in config.json, maximum).
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
     "feed_forward_length": ("intermediate_size", 2**20),
@@ -101,9 +101,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the architecture of the model in the file. Raises ModelError if the architecture is not
-    supported.
-    """
+    """Return the model's architecture. Raises ModelError if the architecture is not supported."""
     fields = container.fields
     kind = fields.values.get("general.architecture")
     if kind == PROJECTOR:
@@ -203,7 +201,7 @@ def _num_kv_heads(fields: Fields) -> int:
 
 
 def _head_dim(fields: Fields, default: int, *, is_partial: bool = False) -> int:
-    """Return a head's size. `is_partial`: whether the rotary embedding may cover only a part of each head."""
+    """Return a head's size. `is_partial`: whether the rotary embedding may be narrower than a head."""
     head_dim = fields.integer("attention.key_length", 2, 1024, default)
     for name in ("attention.value_length", *(() if is_partial else ("rope.dimension_count",))):
         if (other := fields.integer(name, 1, 1024, head_dim)) != head_dim:

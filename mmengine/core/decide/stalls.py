@@ -1,4 +1,4 @@
-"""Finds stalls: situations in which the engine's loop runs but makes no progress.
+"""Finds stalls: the engine's loop runs but makes no progress.
 
 There are two kinds. "no progress": there are requests, but no step can be scheduled, and no pending result or
 event could change this. "thrash": a request was preempted `thrash_limit` times in a row without getting a

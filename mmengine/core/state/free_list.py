@@ -1,4 +1,4 @@
-"""The free KV blocks, in the order in which requests get them. The list is stored in arrays.
+"""The free KV blocks, in the order in which requests get them.
 
 First come blocks without cached content, the most recently freed block first (a stack). Then come blocks with
 cached content, the least recently used block first (a queue). If a free cached block is used again, its entry
@@ -26,8 +26,7 @@ class FreeList:
         self._queue[: self._tail] = np.arange(1, num_blocks, dtype=np.int32)
 
     def peek(self, count: int) -> np.ndarray:
-        """Return the next `count` blocks, int32, without taking them. The list must have at least `count`
-        blocks."""
+        """Return the next `count` blocks, int32, without taking them. There must be enough blocks."""
         if self._top:
             line, stamps = self._stack[: self._top][::-1], self._stack_stamp[: self._top][::-1]
         else:
@@ -59,16 +58,14 @@ class FreeList:
 
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (stack, queue), both int32. The stack has the free blocks without content, and its last
-        block is used next. The queue has the free blocks with content, and its first block is used next.
+        block comes next. The queue has the free blocks with content, and its first block comes next.
         """
         stack, queue = self._stack[: self._top], self._queue[self._head : self._tail]
         on_stack = self._is_live(stack, self._stack_stamp[: self._top])
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore the stack and the queue that `lines` returned. Raises ValueError if a block occurs twice or
-        block 0 occurs.
-        """
+        """Restore the result of `lines`. Raises ValueError if a block occurs twice or block 0 occurs."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or holds the dummy block")

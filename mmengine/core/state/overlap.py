@@ -1,4 +1,4 @@
-"""Decides whether the next step can be decided while a step runs, if `max_in_flight` is 2.
+"""Decides whether the scheduler may decide the next step while a step runs (`max_in_flight` 2).
 
 The next step waits if the running step verifies or proposes drafts. The whole step waits, not only the rows
 with drafts. Otherwise the batch would split into two halves that alternate, and each row would decode at half
@@ -21,8 +21,8 @@ AHEAD = "ahead"  # the step was decided while another step ran
 # Reasons why a step was not decided while another step ran (values of a metric's label).
 DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
 GRAMMAR_ROWS = "forms"  # a row's grammar must be completed within its budget (`on_truncation` "close")
-BLOCKS = "blocks"  # a request must be preempted, but no blocks become free while a step runs
-ALONE = "alone"  # no step was running, or no request could be computed beside the running step
+BLOCKS = "blocks"  # a request must be preempted, which frees no blocks while a step runs
+ALONE = "alone"  # no step was running, or no request could be scheduled
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
@@ -56,7 +56,9 @@ def waits_for(view: View) -> str:
 
 
 def runs_ahead_to(state: State, row: int, request: Request) -> int:
-    """Return the value in the column `runs_ahead_to` for a request that gets the row."""
+    """Return the token count at which the row waits for steps in flight, negated with a grammar. With 0, the
+    row waits for each step.
+    """
     end = int(state.max_total[row])
     if request.grammar is None:
         return end

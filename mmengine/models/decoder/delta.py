@@ -2,10 +2,10 @@
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
-Here q and k are L2-normalised. A row with many tokens is computed in chunks with matrix products, and a row
-with few tokens is computed token by token. Both ways use float32. Values are rounded where transformers
-rounds them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
-(native/src/layers/delta.cpp) compute all tokens one after another.
+Here q and k are L2-normalised. Rows with many tokens are computed in chunks with matrix products, as in
+transformers' `torch_chunk_gated_delta_rule`. Rows with few tokens are computed token by token. Both ways use
+float32, and round values where transformers does. The CPU kernels (native/src/layers/delta.cpp) always
+compute token by token.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from mmengine.models.states import StateSpec, StepStates
 from mmengine.native.decoder_weights import DeltaWeights
 
 CHUNK = 64
-FEW = 8  # With at most this many tokens, computing one token after another is faster than a chunk.
+FEW = 8  # Up to this number of tokens, computing token by token is faster than a chunk.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -111,8 +111,7 @@ class DeltaMixer:
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute n tokens of a row. Returns their outputs [n, heads, value_dim] and the state after them.
 
-        `window`: [taps - 1 + n, width], the convolution's inputs for the n tokens and for the taps - 1 tokens
-        before them.
+        `window`: [taps - 1 + n, width], the convolution's inputs for the taps - 1 previous and the n tokens.
         """
         if not len(inputs):
             return inputs.new_empty(0, self._spec.num_heads, self._spec.value_dim), state
@@ -128,8 +127,8 @@ class DeltaMixer:
         return F.silu(F.conv1d(window, self._taps, groups=self._spec.width))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [t, width] into q, k and v, float32 [t, heads, dim]. q and k are L2-normalised, and then q is
-        scaled. q and k are repeated for the value heads that share them.
+        """Split [t, width] into q, k and v, float32 [t, heads, dim]. q and k are L2-normalised, q is scaled,
+        and both are repeated for the value heads that share them.
         """
         c, t = self._config, len(channels)
         keys, values = c.num_key_heads * c.key_dim, c.num_heads * c.value_dim

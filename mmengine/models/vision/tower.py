@@ -30,7 +30,7 @@ from mmengine.models.vision.segments import (
 from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
-# With at least this hidden size, torch's float32 products of many rows are faster than the packed kernels.
+# From this hidden size on, torch's float32 matrix products are faster than the packed kernels.
 _WIDE = 512
 # Maximum number of patches in all cached GridTables together.
 _MAX_CACHED_PATCHES = 16384
@@ -79,8 +79,8 @@ class VisionTower:
         """Encode the items' concatenated patches, uint8 [p, patch_width]. `grids`: (t, h, w) for each item.
 
         Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
-        deepstack features in the order in which the text model adds them. Raises ValueError if the grids do
-        not have p patches in total, or if a side is not a multiple of the merge size.
+        deepstack features in the text model's order. Raises ValueError if the grids do not have p patches in
+        total, or if a side is not a multiple of the merge size.
         """
         self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
@@ -135,7 +135,8 @@ class VisionTower:
         hidden: Tensor | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Encode pixels on the device and return the features, in the tensor `features` if it is given.
+        """Encode pixels on the device and return the features. `features`: the tensor for the result, or
+        None.
 
         `positions`: [p, hidden], added to the patch embeddings. `hidden`: a tensor to overwrite with the
         hidden states; may be `positions`.
@@ -153,8 +154,8 @@ class VisionTower:
         return torch.cat([self.merge(self.merger, hidden), *taps], dim=-1, out=features)
 
     def embed_patches(self, pixels: Tensor, hidden: Tensor) -> None:
-        """Embed pixels on the device, uint8 [n, patch_width], and add the result to `hidden` [n, hidden].
-        Before the call, `hidden` contains the position embeddings.
+        """Embed pixels on the device, uint8 [n, patch_width], and add the result to `hidden` [n, hidden],
+        which already contains the position embeddings.
         """
         self._patch(self._normalised(pixels), residual=hidden, out=hidden)
 
@@ -194,7 +195,7 @@ class VisionTower:
         return numbers
 
     def _attention(self, pack: Rotation) -> Attend:
-        """Return the function that computes attention. The function may write to its second argument."""
+        """Return the function that computes attention for `pack`."""
         ops, kernels, num_heads = self.ops, self._kernels, self.config.num_heads
         if ops is not None:
             there = pack.there()
@@ -257,8 +258,9 @@ def inverse_frequencies(c: VisionConfig) -> Tensor:
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Convert uint8 pixels to float32, (x / 255 - 0.5) / 0.5, with the same bits as the Pillow backend in
-    transformers."""
+    """Convert uint8 pixels to float32, (x / 255 - 0.5) / 0.5, with the same bits as transformers' Pillow
+    backend.
+    """
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
 
 
@@ -275,8 +277,7 @@ def interpolation(
     """Return each patch's four learned positions and their weights for interpolation: int64 [n, 4] and
     float32 [n, 4]. `rows`, `columns`: the patches' coordinates.
 
-    The learned positions form a square. The interpolation to the frame's grid is bilinear, with aligned
-    corners.
+    The learned positions form a square. The interpolation is bilinear with aligned corners.
     """
     side = round(num_positions**0.5)
     row_taps, row_shares = _axis_taps(rows, height, side)

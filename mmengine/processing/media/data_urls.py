@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 PIECE = 2**15  # Number of characters that are decoded at once.
 MAX_HEAD = 256  # Maximum number of characters before the comma of a data: URL.
-_AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which are not part of a URL.
+_AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which are stripped.
 _WITHIN = dict.fromkeys(map(ord, "\t\n\r"))
 
 

@@ -41,7 +41,7 @@ PLUGINS = (
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
-# A lock, because a PIL image reads its file and EXIF lazily, and several requests may share the image.
+# Several requests may share a PIL image, which reads its file and EXIF lazily.
 _SHARED = threading.Lock()
 _ANIMATED = ("GIF", "WEBP", "PNG")  # MPO is left out, because it contains several views of one photo.
 _BAND_PIXELS = 2**20
@@ -105,9 +105,7 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image rotated by its EXIF orientation. An image with damaged EXIF data is returned
-    unchanged, because its pixels are still good.
-    """
+    """Return the image rotated by its EXIF orientation. Damaged EXIF data is ignored."""
     with suppress(Exception):
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return ImageOps.exif_transpose(image)
@@ -135,8 +133,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
     """Convert grey values [h, w] from 0 to 65535 to 8 bits.
 
-    `is_wide`: whether the values have 32 bits. If no 32-bit value is above 255, the values count as 8-bit
-    values.
+    `is_wide`: whether the values have 32 bits. 32-bit values that are all at most 255 count as 8-bit values.
     """
     top = 255 if is_wide and values.max() <= 255 else 65535
     table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
@@ -156,8 +153,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (first row, last row + 1) for each band of rows. Bands are processed one by one, because
-    full-size copies of a large image would take too much memory.
+    """Yield (first row, last row + 1) for each band of rows. Bands limit the memory for copies of a large
+    image.
     """
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))

@@ -23,7 +23,7 @@ from mmengine.replay.rules.observations import check_observation
 
 
 class DerivedEngine:
-    """An engine loop without an executor. The caller chooses when the engine schedules and when results
+    """An engine loop without an executor: the caller chooses when the engine schedules and when results
     return.
 
     Implements HostEngine. `config`: the log's settings with the host's rules. `host`: the host's name, as in
@@ -60,9 +60,7 @@ class DerivedEngine:
         return event.kind == "stall"
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for drafts
-        that the state cannot have.
-        """
+        """Set these requests' drafts. Raises KeyError and ValueError as in HostEngine."""
         rows = np.array([self.state.requests[name].row for name in names], np.int32)
         observed = replace(event, rows=rows.tobytes())
         check_observation(self.state, observed)
@@ -77,7 +75,7 @@ class DerivedEngine:
         return collected.outcome()
 
     def dispatch(self) -> None:
-        """Close the open step. The step's result returns later, possibly after the next scheduling call."""
+        """Close the open step, whose result returns later."""
         evolve(self.state, ev.Dispatched())
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
@@ -94,18 +92,14 @@ class DerivedEngine:
             evolve(self.state, ev.Executed(b""))
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call would schedule. Returns an empty list while a step is in
-        flight.
-        """
+        """Return the requests that the next call would schedule; none while a step is in flight."""
         if self.state.flights:
             return []
         self.drop_empty_step()
         return [] if self.state.is_open else [name for name, _ in self.schedule().rows]
 
     def stalled(self) -> str:
-        """Return the `no_progress` message if requests could run, KV blocks are free, and no step is in
-        flight. Otherwise return "".
-        """
+        """Return the `no_progress` message or "", as in HostEngine."""
         state, free = self.state, self.state.blocks.num_free
         could_run = any(not req_state.waits_for_grammar for req_state in state.requests.values())
         if state.flights or state.is_open or not free or not could_run:

@@ -16,14 +16,14 @@ from mmengine.replay.hosted.outcome import Difference, Outcome
 
 Ended = ev.Finished | ev.Preempted
 PLUGIN = "mmengine_vllm"
-# Features that mmengine's copy of vLLM's rules does not model. With these features, vLLM's own scheduler can
-# still derive the decisions without vLLM's workers.
+# Features that vLLM's own scheduler can replay without workers, but that mmengine's copy of the rules does
+# not model.
 _DERIVED_BY_HOST = {"hybrid KV groups", "KV groups without full attention"}
 
 
 class HostEngine(Protocol):
-    """Derives a host's decisions, one scheduling call after the other. `ends`: FINISHED and PREEMPTED events
-    that follow from the last observations or results, oldest first. The log must continue with these events.
+    """Derives a host's decisions, call by call. `ends`: FINISHED and PREEMPTED events that follow from the
+    last observations or results, oldest first. The log must continue with these events.
     """
 
     config: EngineConfig
@@ -44,15 +44,15 @@ class HostEngine(Protocol):
         """Apply a noted call. Return whether the decisions after the call can still be derived."""
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for drafts
-        that the state cannot have.
+        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for
+        impossible drafts.
         """
 
     def schedule(self) -> Outcome:
         """Run a scheduling call, and return its outcome."""
 
     def dispatch(self) -> None:
-        """Close the open step. The step's result returns later, possibly after the next scheduling call."""
+        """Close the open step, whose result returns later."""
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
         """Apply the oldest step's result. Raises ValueError for a result that does not match the step."""
@@ -61,9 +61,7 @@ class HostEngine(Protocol):
         """Close an open step without rows, which has no result."""
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call would schedule. Returns an empty list while a step is in
-        flight.
-        """
+        """Return the requests that the next call would schedule; none while a step is in flight."""
 
     def stalled(self) -> str:
         """Return the `no_progress` message if requests could run, KV blocks are free, and no step is in
@@ -95,8 +93,7 @@ def own_scheduler(name: str, started: ev.Started, config: EngineConfig) -> HostE
 
 
 def plugin_module(module: str, name: str) -> ModuleType:
-    """Return a module of the plugin that imports vLLM. `name`: the scheduler's name as in `own_scheduler`,
-    for the error message.
+    """Return a module of the plugin, which imports vLLM. `name`: the scheduler's name, for errors.
 
     Raises LogError if vLLM or the plugin is not installed.
     """

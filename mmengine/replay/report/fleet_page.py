@@ -1,5 +1,5 @@
-"""Writes an HTML page for a folder with the logs of several replicas. The page shows the replicas, and the
-path that each request took through them.
+"""Writes an HTML page for a folder with several replicas' logs. The page shows the replicas, and each
+request's path through them.
 
 The page links to a report page for each log. Texts from logs are escaped, and the page's content security
 policy allows no scripts.

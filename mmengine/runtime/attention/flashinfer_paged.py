@@ -1,9 +1,8 @@
 """Paged attention on a GPU with FlashInfer's fa2 kernels (version 0.7.2; not yet run on a GPU).
 
-Before the layers run, `begin` plans the step on the host. A step with decoding rows and prompt rows has a
-plan for each kind of row; any other step has one plan. In a captured step the kernels read their arguments
-from buffers with fixed addresses, so that the CUDA graph can be replayed. All captured sizes share these
-buffers, because only one size is planned at a time.
+Before the layers run, `begin` plans the step on the host. Decoding rows and prompt rows have separate plans.
+In a captured step, the kernels read their arguments from buffers with fixed addresses, so that the CUDA graph
+can be replayed. All captured sizes share these buffers.
 """
 
 from typing import Any
@@ -85,9 +84,7 @@ class FlashInferAttention:
             self._calls.append((tokens, wrapper))
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None for an fp8 pool, because K and V must be converted before they are
-        stored.
-        """
+        """See AttentionPort. Returns None for an fp8 pool, for which K and V must be converted."""
         return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -109,9 +106,7 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
     ) -> None:
-        """Plan `part` with `wrapper`. `pages`: the part's pages on the device. The planner reads the other
-        arrays on the host.
-        """
+        """Plan `part` with `wrapper`. `pages`: the pages on the device. Other arrays are on the host."""
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, size)
@@ -159,8 +154,7 @@ class FlashInferAttention:
         """Return the buffers for captured steps: places, query_starts, page_starts, last_page_len, pages.
 
         The places are int64 [3, t]. The other buffers are int32: the starts have n + 1 entries, last_page_len
-        has n. The first call allocates the buffers in the size for its bucket, so the largest bucket must be
-        captured first.
+        has n. The first call allocates the buffers, so the largest bucket must be captured first.
         """
         if not self._buffers:
             rows = bucket.num_rows
@@ -175,9 +169,8 @@ class FlashInferAttention:
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
         """Copy a step's arrays to the device in a single transfer.
 
-        Returns the slots, the places for K and the places for V in one tensor, int64 [3, t]. A pair for each
-        part follows: the indices of the part's tokens in the step (a slice, or int64) and the part's pages
-        (int32).
+        Returns the slots and the pool indices for K and V, int64 [3, t]. Then follows a pair for each part:
+        the part's token indices in the step (a slice, or int64), and its pages (int32).
         """
         num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
@@ -204,7 +197,7 @@ class FlashInferAttention:
         return there[: 3 * num_tokens].view(3, -1), *lists
 
     def _compile_and_run(self) -> None:
-        """Compile missing kernels, and run a prompt step and a decode step on zeros in the dummy block.
+        """Compile missing kernels, and run a decode step and a prompt step in the dummy block.
 
         A missing compiler is thus reported at startup instead of in the first step. Raises ConfigError.
         """

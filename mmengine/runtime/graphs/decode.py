@@ -24,7 +24,7 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 
-ADAPTED = "adapters"  # a reason why a step is not replayed: some of its rows use LoRA adapters
+ADAPTED = "adapters"  # why a step is not replayed: some rows use LoRA adapters
 
 
 class DecodeGraphs:
@@ -76,7 +76,7 @@ class DecodeGraphs:
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
     def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
-        """Count the step, and return the frame in which it is replayed, or None if it is not replayed.
+        """Count the step, and return the frame in which it is replayed, or None.
 
         `adapted`: whether rows use LoRA adapters, which graphs do not support.
         """
@@ -87,8 +87,8 @@ class DecodeGraphs:
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
         """Replay a step whose inputs are in `inputs` and `meta`.
 
-        Returns the normed hidden states [num_tokens, hidden_size] for all tokens in the bucket. They are
-        valid until the next step.
+        Returns the normed hidden states [num_tokens, hidden_size] for all tokens in the bucket, valid until
+        the next step.
         """
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
         self._replays[frame.bucket]()

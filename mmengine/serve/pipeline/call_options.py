@@ -83,9 +83,8 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords, merged over the pipeline's defaults.
 
-    As in transformers, most generation keywords have an effect only in `generate_kwargs`. The keywords in
-    _HOLDS_IN_A_CALL also have an effect as direct keywords of the call. A generation_config replaces the
-    pipeline's defaults.
+    As in transformers, most generation keywords must be in `generate_kwargs`. Only keywords in
+    _HOLDS_IN_A_CALL may also be direct keywords. A generation_config replaces the pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None
@@ -153,7 +152,7 @@ def settle_processing(options: Keywords) -> dict[str, object]:
 
 
 def _asks(name: str, value: object) -> bool:
-    """Return whether this value for a processing option differs from the default processing."""
+    """Return whether a processing option changes the default processing."""
     return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
 
 

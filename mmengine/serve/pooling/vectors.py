@@ -8,9 +8,7 @@ from mmengine.errors import FIELD, FieldPath, InvalidRequest
 
 
 def check_dimensions(dimensions: int | None, width: int) -> None:
-    """Raise InvalidRequest if `dimensions` is not in 1 to `width`. `width`: the length of the model's
-    vectors.
-    """
+    """Raise InvalidRequest if `dimensions` is not from 1 to `width`, the length of the model's vectors."""
     if dimensions is None:
         return
     if type(dimensions) is not int or not 1 <= dimensions <= width:

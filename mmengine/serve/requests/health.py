@@ -19,7 +19,7 @@ from mmengine.structured_output.rows.grammars import Grammars
 THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
-STUCK_S = 5.0  # seconds without a write to the log, after which callers should not wait any longer
+STUCK_S = 5.0  # seconds without a write to the log, after which callers should stop waiting
 HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try again")
 
 
@@ -32,7 +32,7 @@ class Readiness:
     """
 
     reasons: tuple[str, ...] = ()
-    num_preparing: int = 0  # number of requests whose prompts are queued for preparation or being prepared
+    num_preparing: int = 0  # number of requests in preparation or queued for preparation
     oldest_preparing_s: float = 0.0  # age of the oldest of these requests, without the time to fetch media
     is_over: bool = False  # whether the engine has stopped for good
     public: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class EngineHealth:
         self._failure: MMEngineError | None = None  # the last step's error
 
     def stepped(self, *, moved: bool) -> None:
-        """Record a step that did not fail. `moved` says whether the step returned outputs."""
+        """Record a successful step. `moved`: whether the step returned outputs."""
         self._failure = None
         self._stall_watch.stepped(moved=moved)
 

@@ -8,7 +8,7 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput
 
-TAKEN_AT_ONCE = 128  # maximum number of outputs or tokens that a call takes before other tasks run
+TAKEN_AT_ONCE = 128  # maximum number of outputs, or tokens, per call
 
 
 def _nothing(channel: Channel) -> None:
@@ -16,10 +16,7 @@ def _nothing(channel: Channel) -> None:
 
 
 class AcceptedRequest(NamedTuple):
-    """The facts that are known about a request once it is accepted.
-
-    Stream has properties with the same names.
-    """
+    """Facts about an accepted request. Stream has properties with the same names."""
 
     request_id: str
     sampling: SamplingParams
@@ -56,10 +53,10 @@ class ChannelReader:
         self._channel.listener = listener
 
     def take(self) -> list[RequestOutput]:
-        """Return the outputs that have arrived, at most TAKEN_AT_ONCE, without texts.
+        """Return the outputs that have arrived, at most TAKEN_AT_ONCE. The outputs have no texts.
 
-        The caller can decode texts from `token_ids`. Returns [] if no output has arrived, and also at the
-        end, when `is_over` is set. If the request failed, raises the request's error after the last output.
+        The caller can decode texts from `token_ids`. Returns [] if no output has arrived, and at the end. If
+        the request failed, raises the request's error after the last output.
         """
         items = self._channel.items
         found: list[RequestOutput] = []
@@ -135,7 +132,7 @@ class ChannelReader:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether `accepted` returns without waiting and without an error."""
+        """Whether the request was accepted."""
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:

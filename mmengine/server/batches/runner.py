@@ -32,9 +32,9 @@ AGAIN_S = 10.0
 class BatchRunner:
     """Starts, cancels and watches all batches' runs.
 
-    `reader`: parses lines and renders answers. `pooled_reader`: parses lines and renders answers for
-    embeddings and scores. `answered` is called for each written line, with True for an answer and False for
-    an error. Must be created on the event loop.
+    `reader`: parses lines and renders answers. `pooled_reader`: the same for embeddings and scores.
+    `answered` is called for each written line, with True for an answer and False for an error. Must be
+    created on the event loop.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class CompletionFrames(OpenAiFrames):
         return self._logprobs([*prompt, *choice.logprobs], places)
 
     def _logprobs(self, entries: Sequence[Entry], offsets: Sequence[int]) -> dict[str, object] | None:
-        """Return the logprobs of tokens that begin at `offsets`, or None if the call asks for no logprobs."""
+        """Return the logprobs for tokens that begin at `offsets`, or None if not requested."""
         if self._texts is None:
             return None
         text_of = self._texts.of

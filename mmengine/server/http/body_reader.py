@@ -13,7 +13,7 @@ from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError, ClientLeft
 
 WHOLE = "mmengine.whole"  # ASGI extension: the transport sets it if the whole body has already arrived.
-SMALL_BODY = 2**13  # Bytes. Larger bodies may take over 1 ms to parse, so a thread parses them.
+SMALL_BODY = 2**13  # Bytes. Larger bodies are parsed on a thread, because parsing may take over 1 ms.
 LARGE_BODY = 2**20  # Bytes. Larger bodies are parsed on a thread of their own.
 _T = TypeVar("_T")
 
@@ -112,8 +112,8 @@ class BodyBudget:
 class BodyReservation:
     """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_bytes`: the total byte count. `num_before`: the byte count for the stored responses that the body
-    continues, which is included in `num_bytes`.
+    `num_bytes`: the total byte count. `num_before`: the bytes in it for stored responses that the body
+    continues.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):
@@ -127,9 +127,7 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes, for example when the body has become a request. The engine limits the memory of
-        requests.
-        """
+        """Release the bytes, for example when the body has become a request."""
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
         self.added(count, -count)
@@ -138,7 +136,7 @@ class BodyReservation:
 class ParserThreads:
     """Parses bodies on two threads. One of the threads parses only large bodies.
 
-    More threads would compete with each other and with the event loop for the interpreter lock.
+    More threads would only compete for the GIL.
     """
 
     def __init__(self) -> None:

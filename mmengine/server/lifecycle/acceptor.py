@@ -19,13 +19,12 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.lifecycle.health_port import Health, HealthPort, Probes
 from mmengine.server.transport.quick_sockets import accept, peek
 
-FIRST_BYTES_S = 1.0  # Seconds that a new connection may send nothing before it is passed to the event loop.
-# Maximum number of connections that have sent nothing. If there are more, the oldest is passed to the event
-# loop.
+FIRST_BYTES_S = 1.0  # Seconds after which a silent new connection is passed to the event loop.
+# Maximum number of silent connections. If there are more, the oldest is passed to the event loop.
 MAX_SILENT = 256
 MAX_WAITING = 1024  # Maximum number of connections that wait for the event loop.
 ACCEPT_AGAIN_S = 0.05  # Seconds of pause when no further connection can be accepted.
-ACCEPTED_AT_ONCE = 32  # Maximum number of connections that are accepted before the other sockets are polled.
+ACCEPTED_AT_ONCE = 32  # Maximum number of connections accepted before the other sockets are polled.
 _LIVE = (b"GET /health/live ", b"GET /health/live?")
 Connect = Callable[[socket.socket], Awaitable[object]]
 
@@ -34,9 +33,8 @@ class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
     `connect`: passes a connection to the event loop. The Acceptor must be created on the event loop. `health`
-    returns the state for probes. For each probe, `probed` is called with True if the server is alive.
-    `health` and `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate
-    health port, or None.
+    returns the state for probes. `probed` is called for each probe, with whether the server is alive. Both
+    run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
     """
 
     def __init__(
@@ -101,9 +99,7 @@ class Acceptor:
         self._wakes.recv(4096)
 
     def _pause_or_resume(self) -> None:
-        """Accept connections only while few connections wait for the event loop and file descriptors are
-        available.
-        """
+        """Pause while many connections wait for the event loop or file descriptors are missing."""
         if self._bound is None:
             return
         pauses = len(self._waiting) >= MAX_WAITING or time.monotonic() < self._accept_at
@@ -154,8 +150,8 @@ class Acceptor:
                 self._pass_on(connection)
 
     def _sent(self, connection: socket.socket) -> bool:
-        """Decide from the first bytes of a connection whether the thread or the event loop responds. The
-        bytes stay in the socket. Returns False if no bytes have arrived.
+        """Pass the connection to the probes or to the event loop, depending on its first bytes. The bytes
+        stay in the socket. Returns False if no bytes have arrived.
         """
         try:
             head = peek(connection)

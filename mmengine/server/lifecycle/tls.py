@@ -16,8 +16,8 @@ class TlsOptions(TypedDict):
 
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
-    """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate from one of the
-    authorities in this file.
+    """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate from an authority
+    in this file.
     """
     return TlsOptions(
         ssl_certfile=settings.ssl_certfile or None,

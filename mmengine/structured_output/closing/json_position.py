@@ -13,11 +13,10 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 class Position(NamedTuple):
     """A position in a JSON text.
 
-    `inside` has the open brackets, outermost first. `last` is the last byte outside strings that is not white
-    space. `last` is KEY after a key, and a quotation mark after any other string. `string` is the JSON
-    spelling of the current string so far. `escaped` says whether `string` ends with a backslash that escapes
-    the next character. `call` is the last tool call's text so far; None before the first call. `tail` has the
-    text's last bytes.
+    `inside` has the open brackets, outermost first. `last` is the last non-space byte outside strings: KEY
+    after a key, a quotation mark after another string. `string` is the JSON spelling of the current string so
+    far. `escaped` says whether `string` ends with a backslash that escapes the next character. `call` is the
+    last tool call's text so far; None before the first call. `tail` has the text's last bytes.
 
     The fields have no meaning for a text that is not JSON.
     """

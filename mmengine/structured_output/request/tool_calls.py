@@ -118,10 +118,10 @@ class RequestedTool(NamedTuple):
 def tool_calls(
     tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
-    """Return the request for the grammar of calls to these tools.
+    """Return the GrammarRequest for calls to these tools.
 
-    The request has the fields of `form`, with these tools. Raises an InvalidRequest that names the tool's
-    field and, for a schema, the keyword and its JSON pointer.
+    `form`: the other fields. Raises an InvalidRequest that names the tool's field and, for a schema, the
+    keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
@@ -171,10 +171,10 @@ def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:
 
 
 def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
-    """Return a schema that can be enforced and allows more values than `schema`.
+    """Return a more permissive schema that can be enforced.
 
-    In the json syntax, the returned schema allows any object. In the xml syntax, the returned schema allows
-    an object with the named properties, which are strings where `schema` allows only strings.
+    In the json syntax, the result allows any object. In the xml syntax, the result allows objects with the
+    named properties; string properties stay strings.
     """
     properties = schema.get("properties")
     if form == "json" or not isinstance(properties, Mapping):
@@ -289,5 +289,5 @@ def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:
 
 
 def json_spelling(text: str) -> str:
-    """Return a text's spelling inside a JSON string. The spellings of two texts can be concatenated."""
+    """Return a text's spelling inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,5 +1,5 @@
-"""The exact rules of single vLLM versions, for logs that were recorded with these versions. With these rules,
-the engine can get stuck where vLLM does; scheduler.py avoids this.
+"""The exact scheduling rules of single vLLM versions, for logs that were recorded with these versions. Unlike
+scheduler.py, these rules can get stuck where vLLM does.
 
     0.32   the scan of the waiting queue stops at a request that does not fit the encoder
            the scan of the running requests stops when a request preempts itself
@@ -69,8 +69,8 @@ class ScheduledPlaces(UnreservedPlaces):
 
 
 class VllmAdmission032(VllmAdmission):
-    """Admits waiting requests by vLLM 0.32's rules: admission stops at the first request that does not
-    fit the encoder.
+    """Admits requests by vLLM 0.32's rules: admission stops at the first request that does not fit the
+    encoder.
     """
 
     stops_at_encoder = True

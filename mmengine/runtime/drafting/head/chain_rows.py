@@ -10,8 +10,8 @@ from mmengine.runtime.attention.base import AttentionMeta
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
     """n rows whose tokens the head has read, with the number of drafts for each row.
 
-    The drafts' KV is written after the first `kv_lens` tokens. This KV is provisional: the same slots are
-    written again when the target has decided which drafts are accepted.
+    The drafts' KV is written after the first `kv_lens` tokens. This KV is provisional: the slots are written
+    again when the accepted drafts are known.
     """
 
     most: np.ndarray  # int32 [n], number of drafts for each row, 0 or more
@@ -44,16 +44,14 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         return AttentionMeta(np.ones(active, np.int32), at + np.int32(1), slots, self.table[:active])
 
     def longest_first(self) -> tuple["ChainRows", np.ndarray]:
-        """Return the rows that get drafts, by descending `most`, and the indices of these rows in this
-        object.
-        """
+        """Return the rows that get drafts, by descending `most`, and their indices in this object."""
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
         columns = (self.most[order], self.kv_lens[order], self.positions[order], self.table[order])
         return ChainRows(*columns, None if self.given is None else self.given[order]), order
 
     def drafts(self) -> np.ndarray:
-        """Return the given drafts, int64 [max(most), n], with NO_DRAFT where the head chooses the draft."""
+        """Return `given` as int64 [max(most), n], with NO_DRAFT where the head chooses the draft."""
         longest = int(self.most.max())
         if self.given is None:
             return np.full((longest, len(self.most)), NO_DRAFT, np.int64)

@@ -55,9 +55,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare for the plan's forward pass: update the records for copied and swapped blocks, and set up
-        admitted rows.
-        """
+        """Update the records for the plan's copied and swapped blocks and for admitted rows."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),

@@ -9,12 +9,9 @@ MAX_RUN = 10_000  # Maximum value of Bounds.max_digits.
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits that exclude some values which the schema allows. 0 switches a limit off.
+    """Limits that exclude some values that the schema allows. 0 switches a limit off.
 
-    With all limits off, answers can have every value that the schema allows.
-
-    If the schema requires more than a limit allows (by minLength, or by a range of numbers), the schema takes
-    precedence.
+    If the schema requires more than a limit allows, for example by minLength, the schema takes precedence.
     """
 
     whitespace: int = 32  # Maximum number of white-space characters in a row between JSON tokens.

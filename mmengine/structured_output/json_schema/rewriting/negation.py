@@ -50,9 +50,7 @@ MAX_OPTIONAL = 5
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The keyword that excludes a schema, the keyword's JSON pointer, and the error message if the keyword
-    cannot be enforced.
-    """
+    """The keyword that excludes a schema, its JSON pointer, and the message if it cannot be enforced."""
 
     keyword: str
     pointer: str
@@ -81,8 +79,8 @@ class Parts(Protocol):
 class Exclusion:
     """Computes `A and not B` for shapes.
 
-    `narrow` says whether the result lacks some values of `A and not B`. `stuck` says whether the result
-    contains blocked constraints.
+    `narrow`: whether the result lacks some values of `A and not B`. `stuck`: whether the result has blocked
+    constraints.
     """
 
     parts: Parts
