@@ -1,8 +1,8 @@
 """Kill a server while it answers, and check that every client gets its whole answer.
 
 Starts `mmengine serve --log`, opens streams of the Responses API with OpenAI's client, kills the engine with
-SIGKILL, and waits until the streams finish. A client needs only the loop of five lines in `events_of`.
-Requires the package openai, version 3 or newer.
+SIGKILL, and waits until the streams finish. A client needs only the five-line loop in `events_of` to
+reconnect. Requires the package openai, version 3 or newer.
 
 python examples/killed_server.py
 python examples/killed_server.py --streams 50 --kills 2 --model Qwen/Qwen3-VL-2B-Instruct
@@ -68,7 +68,7 @@ class Reader(threading.Thread):
             self.error = error
 
     def is_whole(self) -> bool:
-        """Return whether each event arrived once and the events add up to the stored response."""
+        """Return whether each event arrived once and the events' text equals the stored response."""
         if self.error is not None:
             return False
         stored = self._client.responses.retrieve(self.id)
@@ -96,7 +96,9 @@ def await_server(server: subprocess.Popen, port: int, output: Path) -> None:
 
 
 def watch(server: subprocess.Popen, readers: list[Reader], kills: int) -> None:
-    """Kill the engine each time the streams have received 20 more events on average, until all end."""
+    """Wait until all streams end. Kill the engine whenever they have received 20 more events on average, at
+    most `kills` times.
+    """
     end, share, killed = time.monotonic() + PATIENCE_S, 20 * len(readers), 0
     due = share
     while any(reader.is_alive() for reader in readers):

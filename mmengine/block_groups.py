@@ -1,10 +1,10 @@
-"""Block groups: sets of a model's attention layers that share KV blocks, because the layers of a set see the
-same window.
+"""Block groups: sets of attention layers with the same window, which share KV blocks (vLLM's KV cache
+groups).
 
-The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
-request holds a block of such a group only while a later query can still see the block's keys.
+The layers of the first group see all earlier tokens. The layers of every other group see only a window. A
+request frees a block of such a group when no later query can see the block's keys.
 
-In a log of vLLM the groups have vLLM's order, in which any group may be the first without a window.
+A log of vLLM has the groups in vLLM's order, so its first group may have a window.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ MAX_GROUPS = 64
 class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A set of attention layers that store their KV in common blocks.
 
-    `window`: a query sees only keys > query - window; 0 means all keys. `layers`: indices of the attention
-    layers.
+    `window`: number of keys that a query sees, including its own; 0 means all keys. `layers`: indices of the
+    attention layers.
     """
 
     window: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0

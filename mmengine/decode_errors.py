@@ -58,7 +58,7 @@ def utf16_hint(data: bytes) -> str:
 
 
 def _path(place: str) -> FieldPath:
-    """Return the keys and indices in a path, which msgspec writes as `a[...].b`."""
+    """Return the keys and indices in msgspec's path, such as `a[...].b`."""
     steps = ((each[1], each[2]) for each in _STEP.finditer(place))
     return FieldPath(*(key or (int(index) if index.isdigit() else "") for index, key in steps))
 

@@ -1,6 +1,6 @@
 """Advice for unknown setting names: other libraries' names, and misspelt names.
 
-`with_settings` uses this advice when it adds keyword arguments to the settings.
+`with_settings` gives this advice for unknown keyword arguments.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,8 +17,8 @@ _DEVICE = "use {option}device, and {set}tensor_parallel=N for N devices"
 _QUANTIZE = "use {set}quantize=int8 or fp8, or a checkpoint that is quantised"
 _MEDIA = "use {set}max_media_per_request=N"
 _PROCESSOR = "the model's own processor is used; leave it out"
-# Names in vLLM, transformers and llama.cpp that mmengine does not have, each with its advice. {set} and
-# {option} stand for the notation of the command line or of Python.
+# Maps names in vLLM, transformers and llama.cpp that mmengine does not have to advice. {set} and {option} are
+# replaced by "--set " and "--" on the command line, and by "" in Python.
 FOREIGN = {
     "attn_implementation": "attention is chosen for the device; leave it out",
     "cache_dir": "set the variable HF_HOME",
@@ -86,8 +86,7 @@ FOREIGN = {
 def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = False) -> str:
     """Return advice for the unknown setting `name`, or "" if there is none.
 
-    For another library's name, the advice says which setting to use instead. For a misspelt name, the advice
-    is the nearest name in EngineConfig and `known`.
+    For a misspelt name, the advice is the nearest name in EngineConfig and `known`.
     """
     if name in FOREIGN:
         marks = {"set": "--set ", "option": "--"} if is_command_line else {"set": "", "option": ""}
@@ -101,8 +100,8 @@ def with_settings(
 ) -> EngineConfig:
     """Return `config` (None: the defaults) with `settings`, which a caller passed as keyword arguments.
 
-    `arguments`: names of the call's other arguments, which the advice on a misspelt name may suggest. Raises
-    ConfigError for an unknown name.
+    `arguments`: further names that the advice on a misspelt name may suggest. Raises ConfigError for an
+    unknown name.
     """
     unknown = [name for name in settings if name not in EngineConfig.__struct_fields__]
     if unknown:

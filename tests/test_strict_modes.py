@@ -1,5 +1,5 @@
-"""Tests that `open_strict` refuses a folder whose contents another user can change. It reads owners and modes
-instead of trying to write, so the tests also work as root.
+"""Tests that `open_strict` refuses a folder whose contents another user can change. The tests also work as
+root, because `open_strict` reads owners and modes.
 """
 
 import os
@@ -16,7 +16,7 @@ OTHER = 4242
 
 @pytest.fixture
 def owners(monkeypatch):
-    """Return a function that makes a path appear to belong to another user, without needing root's rights."""
+    """Return a function that makes a path appear to belong to another user."""
     theirs, real = set(), (os.stat, os.fstat)
 
     def belongs(status):
@@ -122,7 +122,7 @@ def test_nothing_stays_open(tmp_path, monkeypatch):
 
 
 def test_a_link_put_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch):
-    """Replace a folder by a link after its entry was checked, but before it is opened."""
+    """The test replaces the folder by a link between the check and the opening."""
     (tmp_path / "a").mkdir()
     (tmp_path / "theirs").mkdir()
     real = strict_modes._Walk._open

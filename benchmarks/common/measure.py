@@ -1,4 +1,4 @@
-"""Clocks and rounds. Compared variants run alternately, so that a noisy machine disturbs all of them."""
+"""Measure the time of calls. Compared variants run alternately, so a noisy machine disturbs all of them."""
 
 import gc
 import os

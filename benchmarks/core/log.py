@@ -2,15 +2,16 @@
 
     python -m benchmarks log [--quick] [--json]
 
-    append    time to append and commit one decode step of 256 rows, back to back and once every 5 ms
+    append    time to append and commit one decode step of 256 rows, without pause and once every 5 ms
     size      bytes per generated token, when all rows decode
-    scan      records read per second: only framing and checksums, as in a recovery, or every event decoded
+    scan      records read per second, with checks of framing and checksums (as in a recovery)
+    read      records read per second, with all events decoded
     verify    decode steps and tokens that `mmengine log verify` checks per second
 
-Appends are measured in wall time, with the engine's background sync. scan and verify are measured in CPU
-time; each uses one thread. SQLite stores one row per record in WAL mode, with one transaction per step and
-synchronous=NORMAL. If the process is killed, neither SQLite nor the log loses a record. After a power cut,
-both lose at most the last records.
+Appends are measured in wall time, while a background thread syncs the log as in the engine. scan and verify
+use one thread and are measured in CPU time. SQLite stores one row per record in WAL mode, with one
+transaction per step and synchronous=NORMAL. If the process is killed, neither SQLite nor the log loses a
+record. After a power cut, both lose at most the last records.
 """
 
 import argparse
@@ -117,7 +118,9 @@ def measure_append(folder: Path, table: Table, targets: dict, *, count: int, pac
 
 
 def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float:
-    """Write a log of rows that decode all the time, in `folder`/log-N, and return its bytes per token."""
+    """Write a log below `folder` of `count` steps in which all rows decode. Return the log's bytes per
+    token.
+    """
     length = 4 * BLOCK + count + 64
     bench = Bench(
         folder,
@@ -140,9 +143,7 @@ def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float
 
 
 def rate(work: Callable[[], int], rounds: int = 3) -> float:
-    """Return the best round's rate, in units per second of this thread's CPU time. `work` returns how
-    many units it did.
-    """
+    """Return the best round's rate, in units per second of CPU time. `work` returns its number of units."""
     best = 0.0
     for _ in range(rounds):
         gc.collect()
@@ -193,7 +194,7 @@ def measure_steady(folder: Path, table: Table, targets: dict, *, rows: int, coun
 
 
 def sqlite_row(folder: Path, log: Path, rows: int) -> tuple[str, ...]:
-    """Return a table row for the same records in SQLite: size, and read rates."""
+    """Write the log's records to SQLite, and return a table row with the size and the read rates."""
     path = folder / f"steady-{rows}.sqlite"
     database, tokens = SqliteLog(path), 0
     for record in LogReader(log):

@@ -20,7 +20,7 @@ def _rope(*sections: int) -> RopeConfig:
 
 
 def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
-    """Return a model configuration: the fields that all sizes share, and `text` and `vision` in addition."""
+    """Return a model configuration with the fields that all sizes share, plus `text` and `vision`."""
     return ModelConfig(
         text=DecoderConfig(
             vocab_size=151_936,
@@ -50,7 +50,7 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     )
 
 
-# The sizes follow the hub's configs, from memory. Only the 4B's config was read, and its shared fields agree.
+# The sizes are written from memory. Only the 4B's config was compared: the fields that all sizes share agree.
 SHAPES = {
     "2B": _shape(
         {
@@ -76,7 +76,7 @@ SHAPES = {
 
 
 def reduced(shape: ModelConfig) -> ModelConfig:
-    """Return the same shape with fewer and narrower parts, for a dry run."""
+    """Return the shape with fewer and narrower layers, for a dry run."""
     narrow = {"hidden_size": 64, "intermediate_size": 128}
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "rope": _rope(6, 5, 5)}
     text = replace(shape.text, vocab_size=512, num_layers=2, **heads, **narrow)
@@ -87,14 +87,14 @@ def reduced(shape: ModelConfig) -> ModelConfig:
 
 
 def wide_shape(num_heads: int) -> ModelConfig:
-    """Return a small model's shape, with heads as wide as in real models and two KV heads."""
+    """Return a small model's shape with two KV heads and a head size of 128, as in real models."""
     shape = reduced(SHAPES["2B"])
     wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "rope": _rope(24, 20, 20)}
     return replace(shape, text=replace(shape.text, **wide))
 
 
 class RandomWeights:
-    """Replaces a WeightReader. Norm weights are 1, and matrices have such small values that no result
+    """Replaces a WeightReader. Norm weights are 1. Matrices have small random values, so no result
     overflows.
     """
 
@@ -127,7 +127,7 @@ class RandomWeights:
         return ChunkedWeight.of(self.read(*names).flatten(1))
 
     def held(self, *names: str, alike: bool = False) -> ChunkedWeight:
-        """Return the joined matrix. `alike` has no effect, because no weight is in codes or blocks."""
+        """Return the joined matrix. `alike` has no effect, because no weight is quantised."""
         return self.pieces(*names)
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:

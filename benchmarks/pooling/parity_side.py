@@ -1,6 +1,6 @@
 """Run sentence-transformers for `embedding_parity`: `python parity_side.py FOLDER PICTURE...`.
 
-Writes a JSON object with its results for the models in FOLDER to stdout. All other output goes to stderr.
+The results for the models in FOLDER go to stdout as a JSON object. All other output goes to stderr.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Measures the phases of an engine's steps. A phase's time excludes the phases inside it."""
+"""Measures the time of each phase of an engine's steps. A phase's time excludes nested phases."""
 
 import time
 from collections import defaultdict
@@ -20,12 +20,12 @@ Watched = Callable[[AbstractContextManager], None]  # Runs the steps to measure 
 
 
 class Clocks:
-    """Wall-clock nanoseconds per phase. A phase's clock stops while a phase inside it runs."""
+    """Wall-clock nanoseconds per phase. A phase's clock stops while a nested phase runs."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
         self.num_steps = 0  # Number of steps in which the model ran.
-        self._inner: list[int] = []  # For each open phase, the ns spent in phases inside it.
+        self._inner: list[int] = []  # For each open phase: nanoseconds spent in nested phases.
 
     def around(self, phase: str, call: Callable) -> Callable:
         inner, spent, now = self._inner, self.spent, time.perf_counter_ns
@@ -60,7 +60,7 @@ def least_disturbed(engine: Engine, work: Watched) -> Clocks:
 
 
 def places(engine: Engine) -> list[tuple[Any, str, str]]:
-    """Return (owner, name, phase) for each timed call of an engine on a CPU."""
+    """Return (object or module, function name, phase) for each timed function of an engine on a CPU."""
     core, executor = engine.built.core, engine.built.executor
     runner = executor._runner
     model, attention = runner._model, runner._attention

@@ -1,15 +1,14 @@
-"""Measure what the confidences of fields cost in a decode step.
+"""Measure how much `field_confidence` adds to the time of a decode step.
 
     python -m benchmarks field_confidence
 
-16 rows decode with a schema, on half a billion random weights in bfloat16, with one thread. Answers with and
-without `field_confidence` take turns; every second round runs them in reverse order. The result is the
-process's CPU time per decode step, without the first step. Without confidences a greedy row needs no mask, so
-the difference includes the masks.
+16 rows decode with a schema, on half a billion random weights in bfloat16, with one thread. Runs with and
+without `field_confidence` alternate, and every second round reverses their order. The result is the process's
+CPU time per decode step; the first step does not count. A greedy row needs no mask without
+`field_confidence`, so the difference includes the time for masks.
 
-The model's tokenizer has few tokens. Therefore a second table times the sampler's work alone over larger
-vocabularies, and divides this time by a decode step's time. The masks allow most tokens, as inside a JSON
-string.
+The model's vocabulary is small. A second table therefore shows the sampler's time with larger vocabularies,
+as a percentage of a decode step. Its masks allow most tokens, as inside a JSON string.
 
     --rounds N     rounds (default 10)
     --quick        3 rounds
@@ -49,7 +48,7 @@ VOCABULARIES = (65_536, 151_936)
 
 
 def step_times(engine: Engine, schema: object, confidence: bool, salt: str) -> list[float]:
-    """Return the CPU time of each decode step in µs, for steps in which all rows get a token."""
+    """Return the CPU time in µs of each step in which all rows get a token, without the first such step."""
     form = {"type": "json_schema", "json_schema": {"schema": schema}, "field_confidence": confidence}
     for row in range(ROWS):
         engine.submit(
@@ -65,8 +64,8 @@ def step_times(engine: Engine, schema: object, confidence: bool, salt: str) -> l
 
 
 def sampler_times(vocab: int, rounds: int) -> list[float]:
-    """Return the CPU time in µs of the sampler's work for ROWS rows, over masks that allow nine tokens in
-    ten.
+    """Return the CPU times in µs of the sampler's work for ROWS rows, with masks that allow 90 % of the
+    tokens.
     """
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(0, 3, (ROWS, vocab)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Measures two schedulers in turns, so that both meet the same load of the machine."""
+"""Measures two schedulers alternately, so that other load on the machine slows both equally."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -12,9 +12,9 @@ class Side(Protocol):
 
 
 def turns(sides: Sequence[Side], steps: int, size: int) -> Iterator[tuple[float, float]]:
-    """Yield both sides' mean CPU time of a step, in microseconds, for each turn of `size` steps.
+    """Yield the mean CPU time per step of both schedulers, in µs, for every `size` steps.
 
-    The side that runs first alternates from turn to turn.
+    The schedulers run one after the other, in alternating order.
     """
     for turn in range(steps // size):
         spent = [0.0, 0.0]

@@ -1,10 +1,9 @@
-"""Plant a bug into mmengine on import.
+"""Add a bug to mmengine when this module is imported.
 
 An encoder output stays in the cache as long as a running request references it. The bug concerns a request
 whose last chunk ended inside an image. If the request is preempted, it does not release its reference to the
-image's encoder output. At first this has no effect. But each such preemption makes a part of the encoder
-cache unusable, until no request with a new image can start, and the engine waits forever. vLLM had this bug
-(#31857).
+image's encoder output. Each such preemption makes a part of the encoder cache unusable. In the end, no
+request with a new image can start, and the engine waits forever. vLLM had this bug (#31857).
 """
 
 from mmengine.core.fold import evolve

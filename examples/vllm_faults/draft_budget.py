@@ -2,8 +2,8 @@
 
     python -m examples.vllm_faults.draft_budget [LOG]
 
-vLLM schedules at most `max_num_batched_tokens` tokens a step, drafts included. With the fault the budget
-grows by the drafts of the running requests. A worker's buffers have the size of the budget, so an overrun
+vLLM schedules at most `max_num_batched_tokens` tokens a step, drafts included. With the fault, the drafts of
+the running requests are added to the budget. A worker's buffers have the size of the budget, so an overrun
 writes past their end.
 """
 

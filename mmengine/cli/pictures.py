@@ -1,4 +1,4 @@
-"""Checks the options that name a picture to draw, before a command starts its work."""
+"""Checks a command's option for a plot's file, before the command starts its work."""
 
 from pathlib import Path
 

@@ -12,8 +12,7 @@ from mmengine.errors import MMEngineError
 MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
 BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the step is blamed.
 STEADY_S = 60.0  # A process that serves at least this many seconds counts as progress.
-# Seconds: the pause before the second consecutive restart, and the maximum pause. Each restart doubles the
-# pause.
+# Pauses in seconds: before the second consecutive restart, and the maximum. Each restart doubles the pause.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STAYS = "accepted requests stay in the log, and the same command continues with them"
 
@@ -21,9 +20,9 @@ STAYS = "accepted requests stay in the log, and the same command continues with 
 class Life(NamedTuple):
     """A process that failed.
 
-    `is_built`: whether the process had loaded its model. `num_tokens`: tokens that it delivered. `served_s`:
-    seconds for which it served. `reasons`: the problems in its last heartbeat. `by_memory`: whether an
-    out-of-memory kill ended it.
+    `is_built`: whether the process had loaded its model. `num_tokens`: number of delivered tokens.
+    `served_s`: seconds during which the process served. `reasons`: the problems in its last heartbeat.
+    `by_memory`: whether an out-of-memory kill ended it.
     """
 
     ended: Ended
@@ -42,7 +41,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended the process for no known reason. The step is then perhaps not at fault."""
+        """Whether SIGKILL ended the process for an unknown reason, so that the step may not be at fault."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property

@@ -1,4 +1,4 @@
-"""Tracks the steps in flight, which were dispatched to the executor and have no collected result yet."""
+"""Tracks the steps in flight: dispatched to the executor, but not collected yet."""
 
 from collections import deque
 
@@ -14,16 +14,15 @@ from mmengine.events import vocabulary as ev
 class DispatchedSteps:
     """One engine's steps in flight, oldest first.
 
-    `num_steps`: how many steps were already in flight when this object was created, for a replay
-    that begins at a snapshot.
+    `num_steps`: number of steps that are already in flight, if a replay begins at a snapshot.
     """
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
-        # One entry for each step: None, or the error of a failed dispatch, which `collect` raises later.
+        # For each step, None or the error of its failed dispatch, which `collect` reports.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
-        # Contains one entry while a thread waits for the executor. The waiting thread and `stop_waiting` both
-        # try to remove the entry, and only the thread that succeeds may continue.
+        # Contains one entry while a thread waits for the executor. The thread ends if `stop_waiting` removes
+        # the entry first.
         self._awaited: list[None] = []
         self.pooled: tuple[PooledVector, ...] = ()  # the vectors of the last collected step
 
@@ -45,7 +44,7 @@ class DispatchedSteps:
         """Wait for the oldest step and return EXECUTED with its result, or FAILED if it failed.
 
         If a step fails, all later steps are discarded too. `sampled`: the rows that get tokens, intp. Raises
-        ExecutorLost if the executor cannot run any more steps; every later call raises it again.
+        ExecutorLost if the executor cannot run any more steps; all later calls raise the same error.
         """
         try:
             if self._steps[0] is not None:
@@ -90,5 +89,5 @@ class DispatchedSteps:
         return True
 
     def forget(self) -> None:
-        """Forget all steps in flight, because none of them will return a result."""
+        """Forget all steps in flight, which will not return results."""
         self._steps.clear()

@@ -111,8 +111,8 @@ class ChunkedCodes:
 
     `group` consecutive codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the
     allowed sizes. `int8_rows` (INT8 and INT4 only): the kernels quantise each row of x to int8 with one scale
-    per 32 values, and multiply integers. A float32 layer requires `multiplies_float32`, INT8 or INT4, and no
-    `int8_rows`.
+    per 32 values, and multiply integers. A float32 layer requires INT8 or INT4 without `int8_rows`, on a CPU
+    where `multiplies_float32` is true.
     """
 
     n: int
@@ -172,13 +172,14 @@ class PackedLinear:
     `gate_up`: w holds the rows of gate and then of up, and y = silu(x gate^T) * (x up^T), [m, n / 2]. The
     layer keeps no reference to `weight`.
 
-    Rounding: A bfloat16 layer sums in float32, rounds the sum (with `gate_up` also silu's result), and rounds
-    again after adding a residual. An FP8 layer gives the same bits as a bfloat16 layer with the weight
-    bfloat16(code * scale). An INT8 or INT4 layer scales the sum of each group in float32; on a CPU with AMX
-    it instead rounds the decoded weights to bfloat16, as an FP8 layer does. With `int8_rows`, y has the same
-    bits on every CPU. A float32 layer with ChunkedBlocks gives the same bits as a float32 layer with the
-    decoded weights. A bfloat16 layer with ChunkedBlocks rounds as an INT8 layer does, with and without AMX.
-    With `gate_up` all blocks must have the same type.
+    Rounding:
+    - A bfloat16 layer sums in float32 and rounds the sum. It rounds again after silu and after adding a
+      residual.
+    - FP8: the same bits as a bfloat16 layer with the weight bfloat16(code * scale).
+    - INT8 and INT4: the sum of each group is scaled in float32. A CPU with AMX instead rounds the decoded
+      weights to bfloat16, as for FP8. With `int8_rows`, y has the same bits on every CPU.
+    - ChunkedBlocks: a float32 layer gives the same bits as with the decoded weights. A bfloat16 layer rounds
+      as an INT8 layer does on the same CPU. With `gate_up`, all blocks must have the same type.
 
     Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for bfloat16
     rows cannot be allocated.
@@ -225,7 +226,7 @@ class PackedLinear:
         `float32`: y is float32. `out`: tensor that receives y. `residual`: added to y; must have y's shape,
         dtype and stride, and may be `out`. A row's values must be contiguous; rows may be strided.
         """
-        # A call from Python takes as long as a short product, so shape and stride are read only once.
+        # Python's overhead is as long as a small product, so shape and stride are read only once.
         shape, stride = x.shape, x.stride()
         m, width, k = shape[0], self._width, self._k
         dtype = torch.float32 if float32 else self.dtype

@@ -1,8 +1,7 @@
 """Verifies a log: runs the engine's loop again on the observations in the log, and compares every derived
 event with the log.
 
-The log takes the place of the loop's executor, source and sink. Therefore no model, device or clock is
-needed.
+The log replaces the executor, source and sink, so no model, device or clock is needed.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,11 +38,11 @@ def verify(
 ) -> VerifyReport:
     """Read a log, and derive its decisions again.
 
-    `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
-    CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record. The field of a
-    divergence is then INVARIANT followed by the name of the broken invariant. `own`: "vllm" or MODULE:CLASS,
-    for a log that was recorded in vLLM. The decisions are then derived by the scheduler of the installed
-    vLLM, or by this scheduler class.
+    `progress` is called with each record. `after`: begin at the newest snapshot before this record.
+    `invariants`: also check the invariants of replay/watcher.py after each record. A broken invariant is a
+    divergence whose field is INVARIANT followed by the invariant's name. `own`: "vllm" or MODULE:CLASS, for a
+    log that was recorded in vLLM. The decisions are then derived by the scheduler of the installed vLLM, or
+    by this scheduler class.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
@@ -91,8 +90,8 @@ def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, inva
 
 
 def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
-    """Run the engine's loop with the log as its executor, source and sink, under the settings `log.config`.
-    Return the last state, or the first divergence.
+    """Run the engine's loop with the log as its executor, source and sink. Return the last state, or the
+    first divergence.
     """
     core: EngineCore | None = None
     try:
@@ -131,7 +130,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # If the log ends here, the live engine stopped with this error.
+        if tape.next is not None:  # At the log's end, the live engine stopped with this error.
             found = tape.divergence("event", type(tape.next.event).__name__, str(error))
             return found if core is None else tape.located(found, core.state)
     except Exception as error:
@@ -146,7 +145,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return whether the log's last record is an observation whose application raised the error."""
+    """Return whether applying the log's last record, an observation, raised the error."""
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 

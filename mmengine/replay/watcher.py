@@ -1,5 +1,5 @@
-"""Checks all named invariants while an engine runs: the invariants of the state between two events, those of
-the run's history, and those of each step's plan.
+"""Checks the named invariants while an engine runs: of the state after each event, of the run's history, and
+of each step's plan.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ class Watcher:
     """Checks the invariants during a run. `names`: the invariants to check. `has_outputs`, `begins`: see
     History.
 
-    `broken` is the first broken invariant, or None. After this invariant, nothing is checked.
+    `broken`: the first broken invariant, or None. Nothing more is checked after it.
     """
 
     def __init__(

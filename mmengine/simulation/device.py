@@ -1,5 +1,5 @@
-"""The base class for executors with a simulated clock, on which each step takes the time that a cost model
-returns. Also counts a step's embeddings, and declares the protocols for cost models and observers.
+"""The base class for simulated executors. A cost model determines how long each step takes on a simulated
+clock.
 """
 
 from collections import deque
@@ -14,9 +14,7 @@ from mmengine.simulation.sampled_rows import pooled_vectors
 
 
 class Observer(Protocol):
-    """Receives each step's plan when the step is dispatched, and the step's result when the result is
-    collected.
-    """
+    """Receives each step's plan on dispatch, and the result on collection."""
 
     def dispatched(self, plan: StepPlan) -> None: ...
 
@@ -29,8 +27,8 @@ class Cost(Protocol):
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. If a step computes only a part of a media item, the item's
-    embeddings count in proportion to the part's work.
+    """Return how many embeddings a step computes. For a part of a media item, the item's embeddings count in
+    proportion to the part's work.
     """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
@@ -40,11 +38,10 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the number to add to the sum over the plan's `encode`, so that a part counts only for its share.
+    """Return the correction for a part of a media item, to add to the sum over the plan's `encode`.
 
-    An item is in `encode` only in the step that computes its last part. For an earlier part, the result is
-    the part's embeddings. For the last part, the sum contains the whole item, so the result subtracts the
-    earlier parts' embeddings.
+    An item is in `encode` only in the step with its last part. For an earlier part, the result is the part's
+    embeddings. For the last part, the result subtracts the earlier parts' embeddings from the whole item.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share
@@ -53,7 +50,7 @@ def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
 class TimedExecutor:
     """An executor whose steps take the time that `cost` returns.
 
-    `host_ns`: returns the engine's own time before a step reaches the device, given the step's row count.
+    `host_ns`: maps the number of rows to the host's time for the step in ns.
     `clock_ns`: the simulated time.
     """
 
@@ -64,7 +61,7 @@ class TimedExecutor:
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time in ns)
-        # time at which the device becomes idle, and at which the last result was collected
+        # times at which the device becomes idle, and at which the last result was collected
         self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 

@@ -1,9 +1,9 @@
-"""Drafts from other requests' answers: finds a row's last tokens in an earlier answer, and proposes the
+"""Drafts from earlier answers: finds a row's last tokens in the answer to another request, and proposes the
 tokens that followed.
 
-The idea is SuffixDecoding (Oliaro et al., 2024), but this drafter keeps earlier answers in a ring buffer
-instead of suffix trees. A hash table for each n-gram length says where an n-gram last occurred. A request
-finds only the answers to requests whose cache_salt equals its own.
+The idea is SuffixDecoding (Oliaro et al., 2024), but with a ring buffer instead of suffix trees. For each
+n-gram length, a hash table maps n-grams to their last occurrence. Only answers to requests with the same
+cache_salt are used.
 """
 
 import hashlib
@@ -81,9 +81,7 @@ class SuffixDrafter:
                 index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
 
     def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        """Return, for each n-gram in `grams` [m, size], where its last occurrence in the ring ends, or
-        NOWHERE.
-        """
+        """Return the index at which each n-gram in `grams` [m, size] last ends in the ring, or NOWHERE."""
         places = index.get(0, index.hashes(grams, salts))
         alive = (places != NOWHERE) & (places - index.size >= self._head - len(self._ring))
         if not alive.any():

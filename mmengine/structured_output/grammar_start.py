@@ -1,4 +1,4 @@
-"""Detects the start of a grammar that waits for certain tokens, such as the marker that ends reasoning."""
+"""Detects the start of a grammar that applies only after certain tokens, such as </think>."""
 
 from collections.abc import Sequence
 
@@ -30,17 +30,17 @@ class GrammarStart:
         self._last: list[int] = []  # The last generated tokens, at most len(after) - 1.
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
-        """Return how many of `token_ids` would be consumed before the grammar starts.
+        """Return how many of `token_ids` would precede the grammar, or None if the grammar would not start.
 
-        Returns None if the grammar would not start. Does not consume the tokens.
+        Does not consume the tokens.
         """
         end = find_end([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
 
     def missing(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens that would still have to follow `token_ids` before the grammar starts.
+        """Return the tokens that must still follow `token_ids` to start the grammar.
 
-        Returns [] if the grammar would start within `token_ids`.
+        Returns [] if the grammar starts within `token_ids`.
         """
         if self.end_in(token_ids) is not None:
             return []

@@ -1,11 +1,10 @@
 """Draws random scenes of coloured shapes with Pillow, and short clips of one shape.
 
-A scene has a plain background and one to four things, at most one per cell of a 3x3 grid, so that the reading
-order is never in doubt. Lengths are fractions of the picture's side.
+A scene has a plain background and one to four things, at most one per cell of a 3x3 grid. The reading order
+is therefore unambiguous. Lengths are fractions of the picture's side.
 
 Training and held-out scenes never share a layout. A layout is the background, and the position, shape, colour
-and size of every thing. One layout in eight, chosen by checksum, belongs to the held-out split.
-`random_scene` draws layouts until one belongs to the wanted split.
+and size of every thing. A checksum assigns one layout in eight to the held-out split.
 """
 
 import math
@@ -60,7 +59,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A square picture: its content, and all parameters to draw it again identically."""
+    """All parameters of a square picture."""
 
     side: int
     background: str
@@ -70,9 +69,7 @@ class Scene:
     noise_seed: int
 
     def layout(self) -> str:
-        """Return the scene's content as text, without random deviations. Scenes with equal layouts have
-        equal answers.
-        """
+        """Return the scene's layout as text. Scenes with equal layouts have equal answers."""
         words = [f"{t.position} {t.shape} {t.colour} {t.size}" for t in self.things]
         return f"{self.background}: " + ", ".join(words)
 
@@ -105,7 +102,7 @@ class Clip:
         return self.scenes[-1].things[0]
 
     def layout(self) -> str:
-        """Return the clip's content as text, without random deviations."""
+        """Return the clip's layout as text."""
         return f"{self.scenes[0].layout()} {self.action} {self.last.colour} {len(self.scenes)}"
 
     def frames(self) -> list[Image.Image]:
@@ -113,7 +110,7 @@ class Clip:
         return [scene.draw() for scene in self.scenes]
 
     def timestamps(self) -> list[float]:
-        """Return, in seconds, the middle of each pair of frames. The prompt contains these timestamps."""
+        """Return the middle of each pair of frames in seconds, as in the prompt."""
         return [(2 * pair + 0.5) / self.fps for pair in range(len(self.scenes) // 2)]
 
 
@@ -135,13 +132,11 @@ def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
 
 
 def _star() -> list[tuple[float, float]]:
-    """Return the ten corners of a five-pointed star in a circle of radius 1.1."""
     rays = [(1.1 if k % 2 == 0 else 0.45, math.pi * (k / 5 - 0.5)) for k in range(10)]
     return [(length * math.cos(turn), length * math.sin(turn)) for length, turn in rays]
 
 
 def _cross(arm: float = 1.0, half: float = 0.32) -> list[tuple[float, float]]:
-    """Return the twelve corners of an upright cross."""
     return [
         (-half, -arm),
         (half, -arm),
@@ -199,7 +194,6 @@ def random_thing(rng: random.Random, position: str) -> Thing:
 
 
 def _shade(rng: random.Random, colour: str) -> tuple[int, int, int]:
-    """Return a colour with small random deviations in each channel."""
     red, green, blue = (min(255, max(0, part + rng.randint(-14, 14))) for part in COLOURS[colour])
     return red, green, blue
 

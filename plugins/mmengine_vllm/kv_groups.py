@@ -1,8 +1,8 @@
-"""Writes KV groups as a text into the fingerprints of STARTED, and reads this text. Only models with several
-groups, or with a group that is not full attention, need the text.
+"""Converts vLLM's KV cache groups to a text in a log's first event (STARTED), and back.
 
-If mmengine's rules describe several groups, the setting `block_groups` holds them too, and the log has the
-blocks of all groups.
+Only models with several groups, or with a group that is not full attention, need the text. If mmengine
+supports all groups of the model, the setting `block_groups` has them too, and the log has the blocks of all
+groups.
 """
 
 import json
@@ -23,7 +23,7 @@ _FIELDS = (
     *("attention_chunk_size", "shapes", "dtypes", "page_size_padded", "mamba_cache_mode", "sink_len"),
     *("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"),
 )
-MAX_WINDOW = 2**24  # The largest window that the setting `block_groups` can hold.
+MAX_WINDOW = 2**24  # The largest window that the setting `block_groups` allows.
 Group = tuple[str, dict[str, VllmObject]]
 
 
@@ -45,9 +45,7 @@ def _plain(value: VllmObject) -> VllmObject:
 
 
 def full_attention_group(scheduler: VllmObject) -> int:
-    """Return the index of the KV group whose blocks are recorded: the first group with full attention, else
-    0.
-    """
+    """Return the index of the KV group whose blocks are recorded: the first full-attention group, or 0."""
     kinds = [type(spec).__name__ for spec in specs_of(scheduler)]
     return next((number for number, kind in enumerate(kinds) if "FullAttention" in kind or "MLA" in kind), 0)
 
@@ -61,8 +59,8 @@ def specs_of(scheduler: VllmObject) -> list[VllmObject]:
 def block_groups_of(scheduler: VllmObject) -> tuple[BlockGroup, ...]:
     """Return the setting `block_groups` for several KV groups, in vLLM's order.
 
-    Returns () if there is only one group, or if mmengine's rules do not describe the groups. Also returns ()
-    if the KV pool cannot hold the longest request's blocks, because no log can have such settings.
+    Returns () if there is only one group, if mmengine does not support a group, or if the KV pool is too
+    small for the longest request.
     """
     specs = specs_of(scheduler)
     windows = [_window(spec, scheduler.block_size) for spec in specs]
@@ -77,7 +75,7 @@ def block_groups_of(scheduler: VllmObject) -> tuple[BlockGroup, ...]:
 
 
 def is_full_attention(spec: VllmObject) -> bool:
-    """Return whether a request keeps the blocks of a KV group until it ends, and holds no further blocks."""
+    """Return whether a KV group has full attention."""
     return type(spec).__name__ in ("FullAttentionSpec", "MLAAttentionSpec")
 
 
@@ -94,8 +92,8 @@ def _window(spec: VllmObject, block_size: int) -> int | None:
 
 
 def by_number(given: Iterable[Sequence[Sequence[int]]], groups: tuple[int, ...]) -> list[int]:
-    """Return requests' new blocks in the log's order: one block of each group for a request's first block
-    number, then for the next. `given`: for each request, the new blocks of each KV group.
+    """Return requests' new blocks in the log's order: by request, then by block number, then by group.
+    `given`: for each request, the new blocks of each KV group.
     """
     return [
         block
@@ -107,10 +105,10 @@ def by_number(given: Iterable[Sequence[Sequence[int]]], groups: tuple[int, ...])
 def split_blocks(
     blocks: Sequence[list[int]], hits: int, groups: tuple[int, ...]
 ) -> tuple[list[int], list[int]]:
-    """Return an admitted request's blocks in ADMITTED's order, as (prefix hits, new blocks).
+    """Return an admitted request's blocks in the log's order, as (prefix hits, new blocks).
 
-    `blocks`: the blocks of each KV group, with 0 for blocks before a window. `hits`: number of blocks of a
-    group that precede the new blocks. `groups`: the recorded KV groups.
+    `blocks`: the blocks of each KV group, with 0 for blocks before a window. `hits`: number of prefix hits in
+    a group, including these zeros. `groups`: the recorded KV groups.
     """
     if len(groups) == 1:
         table = blocks[groups[0]]
@@ -120,7 +118,7 @@ def split_blocks(
 
 
 def groups_of(text: str) -> list[Group]:
-    """Return the KV groups in a text that `described_groups` wrote. Raises LogError for any other text."""
+    """Return the KV groups in the text from `described_groups`. Raises LogError for any other text."""
     try:
         found = json.loads(text)
         groups = [(str(kind), dict(fields)) for kind, fields in found]

@@ -23,9 +23,10 @@ Places = tuple[tuple[int, str], ...]  # (index of the row among the rows that go
 class Tokens(NamedTuple):
     """A step's tokens.
 
-    `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes, row by row.
-    `counts`: how many tokens each row got; None: one each. `names`: the requests in the order of `tokens`;
-    None: as in `rows`. `places`: request id -> index in `rows`; None: the indices equal those in the step.
+    `rows`: the rows that got tokens, as bytes, in the step's order. `tokens`: int64 as bytes, row by row.
+    `counts`: each row's number of tokens; None: 1 for each row. `names`: the requests in the order of
+    `tokens`; None: in the order of `rows`. `places`: request id -> index in `rows`; None: the same index as
+    in the step.
     """
 
     rows: bytes
@@ -42,10 +43,10 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
         return Tokens(b"", b"", places={})
     names = result.req_ids
     if not has_drafts and len(sampled) == len(ids) == len(names):
-        try:  # without drafts, each row has one token if there are as many tokens as rows
+        try:  # without drafts, most steps give each row one token
             tokens = int64_bytes([token for (token,) in sampled])
             return Tokens(step.rows, tokens, names=None if names == ids else names.copy())
-        except ValueError:  # there are fewer tokens than rows
+        except ValueError:  # a row got no token
             pass
     if names != ids:
         sampled = [sampled[place] for place in map(result.req_id_to_index.__getitem__, ids)]
@@ -63,9 +64,9 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
 def ends_of(
     ended: list[tuple[int, VllmObject]], places: dict[str, int] | None
 ) -> tuple[Places, Places, list[ev.Finished]]:
-    """Return the stops and errors for EXECUTED, and a FINISHED for each request that ended.
+    """Return the stops and errors for the event EXECUTED, and a FINISHED for each ended request.
 
-    `ended`: the requests, each with its index in the step. `places`: as in Tokens.
+    `ended`: (index in the step, request). `places`: as in Tokens.
     """
     if not ended:
         return (), (), []
@@ -88,6 +89,6 @@ def ends_of(
 
 
 def has_ended(live: VllmObject, name: str) -> bool:
-    """Return whether a request has ended. `live`: the requests that the scheduler still has."""
+    """Return whether a request has ended. `live`: the scheduler's requests by id."""
     request = live.get(name)
     return request is None or request.is_finished()

@@ -1,5 +1,5 @@
-"""Factories for image-text architectures whose processors run without torchvision. An image is a single run
-of tokens in the prompt, or is cut into tiles.
+"""Builds small models of image-text architectures whose processors run without torchvision. A model encodes
+an image as a whole or in tiles.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,18 +23,16 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 
 
 
 def text(kind: str, **sizes: object) -> dict[str, object]:
-    """Return a text config for this model type."""
     return {"model_type": kind, **BASE, **sizes}
 
 
 def build(kind: str, **fields: object) -> torch.nn.Module:
-    """Return the image-text model for this model type."""
     config = transformers.AutoConfig.for_model(kind, tie_word_embeddings=False, **fields)
     return transformers.AutoModelForImageTextToText.from_config(config)
 
 
 def images(name: str, **settings: object) -> object:
-    """Return an image processor, on Pillow if the architecture has such a processor."""
+    """Return an image processor. A processor based on Pillow is preferred."""
     try:
         return getattr(transformers, f"{name}Pil")(**settings)
     except (AttributeError, ImportError):
@@ -42,8 +40,6 @@ def images(name: str, **settings: object) -> object:
 
 
 def processor(name: str, image_processor: str, settings: Mapping[str, object], **fields: object) -> Processor:
-    """Return a function that builds a processor from a tokenizer."""
-
     def make(tokenizer: object) -> object:
         kind = getattr(transformers, name)
         return kind(image_processor=images(image_processor, **settings), tokenizer=tokenizer, **fields)
@@ -95,7 +91,7 @@ def _gemma3(ids: Ids) -> torch.nn.Module:
 
 
 def tiled(kind: str) -> Callable[[Ids], torch.nn.Module]:
-    """Return a function that builds a model of Idefics3's kind."""
+    """Return a function that builds a model like Idefics3."""
     return lambda ids: build(
         kind,
         text_config=text("llama"),
@@ -107,7 +103,7 @@ def tiled(kind: str) -> Callable[[Ids], torch.nn.Module]:
 
 
 def llava(kind: str, **fields: object) -> Callable[[Ids], torch.nn.Module]:
-    """Return a function that builds a model of LLaVA's kind."""
+    """Return a function that builds a model like LLaVA."""
     return lambda ids: build(
         kind, text_config=text("llama"), vision_config=CLIP, image_token_index=ids["<image>"], **fields
     )
@@ -126,8 +122,8 @@ def _paddle(ids: Ids) -> torch.nn.Module:
 
 
 def pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids], torch.nn.Module]:
-    """Return a function that builds a model with Pixtral's tower. `name`: the config's field with the id of
-    the token `image`.
+    """Return a function that builds a model with Pixtral's tower. `name`: the config field for the id of the
+    token `image`.
     """
     return lambda ids: build(
         kind, text_config=text(text_kind, head_dim=16), vision_config=PIXTRAL, **{name: ids[image]}
@@ -135,8 +131,8 @@ def pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids],
 
 
 def _got_ocr(ids: Ids) -> torch.nn.Module:
-    # The processor always writes 256 placeholders: the tower has 64 x 64 patches, and each square of 4 x 4
-    # patches becomes an embedding.
+    # The processor always writes 256 placeholders: the tower has 64 x 64 patches, and merges 4 x 4 patches
+    # into an embedding.
     vision = {
         "hidden_size": 32,
         "output_channels": 16,

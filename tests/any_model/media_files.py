@@ -1,4 +1,6 @@
-"""Encodes the images and videos of chats as files in `data:` URLs, which a log can restore."""
+"""Converts a chat's images and videos to `data:` URLs with losslessly encoded files, which a log can
+store.
+"""
 
 import base64
 import io
@@ -8,7 +10,7 @@ import av
 
 
 def with_files(chat, fps=1.0):
-    """Return a chat with its images and videos as files. `fps`: frames per second of the videos."""
+    """Return the chat with `data:` URLs. `fps`: frames per second of the videos."""
     content = chat[0]["content"]
     if isinstance(content, str):
         return chat
@@ -24,7 +26,7 @@ def _file(part, fps):
 
 
 def video_url(frames, fps):
-    """Return the URL of a video file that stores the frames' exact pixels."""
+    """Return the `data:` URL of a video file with the frames' exact pixels."""
     file = io.BytesIO()
     with av.open(file, "w", format="mov") as container:
         stream = container.add_stream("png", rate=Fraction(fps))

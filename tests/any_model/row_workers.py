@@ -1,6 +1,6 @@
-"""Computes rows in forked processes, each with a limit of time and memory.
+"""Computes the rows of a table in forked processes with limits on time and memory.
 
-If a row exceeds a limit or crashes, its process ends, and the table says so.
+A row whose process crashes or exceeds a limit contains the reason.
 """
 
 import json
@@ -19,14 +19,14 @@ from mmengine.errors import in_one_line
 
 # Limit on the CPU time of each process. Wall-clock time would depend on the machine's load.
 SECONDS = 420
-HANGS = 3600  # Wall-clock seconds after which a row is stopped, in case it waits and uses no CPU time.
+HANGS = 3600  # Wall-clock seconds after which a row's process is killed, even if it uses no CPU time.
 BYTES = 10 * 2**30  # Limit on the address space, most of which torch's libraries take.
 Task = Callable[[], dict[str, object]]
 
 
 @dataclass(frozen=True)
 class RunningRow:
-    """A process that computes a row, and the file that it writes the row to."""
+    """A process that computes a row and writes it to `file`."""
 
     name: str
     pid: int
@@ -37,7 +37,7 @@ class RunningRow:
 def run_rows(
     tasks: Iterable[tuple[str, Task]], workers: int
 ) -> Iterator[tuple[str, dict[str, object] | str]]:
-    """Yield each row's name and its values, or a text that says why there are none, as rows finish."""
+    """Yield each finished row's name, with its values or the reason for their absence."""
     waiting, running = iter(tasks), []
     with tempfile.TemporaryDirectory() as place:
         while True:
@@ -60,14 +60,14 @@ def _start(name: str, task: Task, file: Path) -> RunningRow:
         return RunningRow(name, pid, file, time.monotonic())
     code = 1
     try:
-        os.setpgid(0, 0)  # So that all processes of the row end together.
+        os.setpgid(0, 0)  # Lets `killpg` kill the row's own subprocesses too.
         with open(os.devnull, "w") as nothing:  # The engine logs, and tests print.
             os.dup2(nothing.fileno(), 1)
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, 2 * SECONDS))
         try:
             found: dict[str, object] | str = task()
-        except Exception as error:  # The table tells what broke.
+        except Exception as error:  # The table shows the error.
             traceback.print_exc()
             found = in_one_line(error, 200)
         file.write_text(json.dumps(found))
@@ -78,7 +78,7 @@ def _start(name: str, task: Task, file: Path) -> RunningRow:
 
 
 def _finished(row: RunningRow) -> dict[str, object] | str | None:
-    """Return a finished row's values or the reason that there are none; None if the row is still running."""
+    """Return a finished row's values or the reason for their absence; None if the row is still running."""
     pid, status = os.waitpid(row.pid, os.WNOHANG)
     if not pid:
         if time.monotonic() - row.started < HANGS:

@@ -1,4 +1,4 @@
-"""Tests how a media item's tensors become rows of bytes, and come back."""
+"""Tests that a media item's tensors are packed into rows of bytes and unpacked again."""
 
 import numpy as np
 import pytest

@@ -108,7 +108,6 @@ def test_percentiles_are_nearest_ranks(engine):
 
 
 def test_a_quick_run_ends_with_a_table_and_its_targets(module, engine, tmp_path, monkeypatch, capsys):
-    """The preemption storms and the memory measurement run fewer steps here than in a usual quick run."""
     step_cost, out = module("core.step_cost"), tmp_path / "table.md"
     busy, memory = step_cost._busy_cases, step_cost.memory
     monkeypatch.setattr(step_cost, "_busy_cases", lambda folder, steps: busy(folder, 30))

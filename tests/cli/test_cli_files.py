@@ -1,4 +1,4 @@
-"""Tests of options that name a pipe, a device, a folder or a socket in place of a file."""
+"""Tests options whose value is a pipe, a device, a folder or a socket instead of a file."""
 
 import os
 import socket
@@ -55,7 +55,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, monkeypatch, name)
 
 
 def test_a_pipe_that_is_written_is_read(tmp_path):
-    """A shell passes a pipe for `--api-key-file <(command)`."""
+    """`--api-key-file <(command)` passes a pipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

@@ -1,5 +1,5 @@
-"""Tests the batch supervisor with a hanging step and with crashes in native code. The process is restarted,
-the request that caused the failure ends with an error, and the other requests get their normal answers.
+"""Tests that the batch supervisor restarts its process after a hang or a crash in native code. The faulty
+request ends with an error, and the other requests get their normal answers.
 """
 
 import json
@@ -123,7 +123,7 @@ def test_the_failing_request_is_found_and_the_others_continue(folder, how, capfd
 
 
 def test_a_media_decoder_crash_blames_no_step(folder, monkeypatch):
-    """Requests that run during the crash are not blamed. The batch ends after a few restarts."""
+    """The running requests are not blamed. The batch ends after a few restarts."""
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", DECODER, str(folder)))
     write(folder, ["a", "b", "crash", "d"])
     with pytest.raises(MMEngineError, match="after 2 restarts .* SIGSEGV while it read an image or a video"):
@@ -159,7 +159,7 @@ HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]);
     ],
 )
 def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
-    """`kills`: the increase in the kernel's counter for out-of-memory kills, or None without a counter."""
+    """`kills`: increase of the kernel's counter of out-of-memory kills; None: no counter."""
     counts = iter([3, 3 + kills] if kills is not None else [None, None])
     monkeypatch.setattr(supervisor, "num_memory_kills", lambda: next(counts))
     end = f"import os, signal; {HOLDS} os.kill(os.getpid(), signal.SIGKILL)"
@@ -168,7 +168,7 @@ def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
     printed = capfd.readouterr().err
     assert said in printed and "the same command continues" in printed
     held = float(re.search(r"its peak memory was ([0-9.]+) GiB", printed)[1])
-    # A child's peak memory includes the memory of the process that forked it, which is the test process.
+    # A child's peak memory includes the memory of its parent at the fork, here the test process.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     assert 0.19 < held < max(0.5, own + 0.2)
 

@@ -1,4 +1,4 @@
-"""Runs a simulated engine with every kind of fault. All faults are drawn from one seed.
+"""Runs a simulated engine with random faults. A seed determines all faults.
 
     python -m tests.core.chaos --seed 17 --show     # prints what happened, event by event
     python -m tests.core.chaos --seeds 1000 2000    # runs many seeds until one fails
@@ -50,7 +50,7 @@ def unchanged(config: EngineConfig) -> EngineConfig:
 
 
 class Plan:
-    """Draws faults from the seed and counts them. `show`: print each fault and event."""
+    """Chooses random faults and counts them. `show`: print each fault and event."""
 
     def __init__(self, seed: int, show: bool):
         self.rng = random.Random(seed)
@@ -145,7 +145,7 @@ class Stalling(LogWriter):
 
 
 class Chaos:
-    """A run with faults. `ended`: (request, tokens, finish reason) for each request that has ended."""
+    """A run with faults. `ended`: (request, tokens, finish reason) for each finished request."""
 
     def __init__(self, seed: int, folder: Path, *, show: bool = False, change: Change = unchanged):
         self.folder, self.plan, self.clock = folder, Plan(seed, show), Clock()
@@ -177,8 +177,8 @@ class Chaos:
             self.compiling.append(name)
 
     def compile_grammar(self) -> None:
-        """Report that a request's grammar is ready or has failed, in random order. Some reports name a random
-        request, which may have no grammar.
+        """Report that a random grammar is ready or has failed. Some reports name a request without a
+        grammar.
         """
         name = f"r{self.rng.randrange(8)}"
         if self.compiling and self.rng.random() < 0.8:
@@ -193,7 +193,7 @@ class Chaos:
         self.core.inbox.put(ev.GrammarFailed(name, "planted") if fails else ev.GrammarReady(name))
 
     def disturb(self) -> None:
-        """Draw the faults that happen between two steps."""
+        """Cause random faults between two steps."""
         if self.plan.strikes("disconnect", 0.1):
             self.core.cancel(f"r{self.rng.randrange(8)}")
         if self.plan.strikes("reset", 0.03):
@@ -234,9 +234,8 @@ class Chaos:
         self.core.close()
 
     def check(self) -> None:
-        """Check that each request ended once. Its tokens must equal the tokens in an undisturbed run, or a
-        prefix if the request ended early. Applying the log's events must give the live state, and `verify`
-        must accept the log.
+        """Check that all requests ended with the tokens of an undisturbed run, or a prefix if they ended
+        early. Applying the log's events must give the live state, and `verify` must accept the log.
         """
         assert not self.live and self.ended
         self.check_tokens()
@@ -263,8 +262,8 @@ class Chaos:
 
 
 def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = unchanged) -> Counter[str]:
-    """Run and check one seed, and return how often each fault occurred. An error has a note with the command
-    that repeats the run. `change`: a function that replaces the seed's settings.
+    """Run and check a seed, and return how often each fault occurred. An error has a note with the command
+    that repeats the run. `change`: changes the seed's engine settings.
     """
     chaos = Chaos(seed, folder, show=show, change=change)
     try:
@@ -277,7 +276,7 @@ def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = 
 
 
 def _shown(event: ev.Event) -> str:
-    """Return the event's fields whose values differ from the defaults, with columns as lists."""
+    """Return the event's fields that differ from their defaults, with columns as lists."""
     parts = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

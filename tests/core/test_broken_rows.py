@@ -1,5 +1,5 @@
-"""Tests that a row whose logits are not finite ends with an error, that other rows continue, and that the
-row's blocks do not become prefix hits.
+"""Tests rows with NaN or infinite logits: the row ends with an error, other rows continue, and the row's
+blocks do not become prefix hits.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ CONFIG = EngineConfig(
 
 
 class BreakingExecutor(SimulatedExecutor):
-    """Reports that the first row that samples in the first step has logits that are not finite."""
+    """Reports non-finite logits for the first sampling row of the first step."""
 
     def collect(self):
         first = self._plans[0].step == 0

@@ -49,13 +49,12 @@ def test_keys_depend_on_parent_tokens_order_and_extra():
 
 
 def collide(monkeypatch):
-    """Give all contents the same hash key."""
     monkeypatch.setattr(prefix_index, "_key", lambda parent, part, extra: 0)
     monkeypatch.setattr(prefix_index, "_keys", lambda parents, parts: np.zeros(len(parts), np.uint64))
 
 
 class Model:
-    """A simple model of the index. `held`: block -> its last recorded content."""
+    """A simple reference implementation. `held`: block -> its last recorded content."""
 
     def __init__(self):
         self.held = {}
@@ -77,8 +76,8 @@ OPERATIONS = st.lists(
 
 
 def replay_operations(operations, collisions):
-    """Run the operations on an index and on the model, and compare them. Unless hash keys collide
-    (`collisions`), the index must find every block that the model has.
+    """Run the operations on an index and on the model, and compare the results. With `collisions` (colliding
+    hash keys), the index may miss blocks.
     """
     index, model, parents = PrefixIndex(12, SIZE), Model(), [ROOT]
     for kind, blocks, parent_at, draws, extra in operations:
@@ -120,7 +119,7 @@ def replay_operations(operations, collisions):
 
 
 def one_by_one(index, rows, extras):
-    """Return the blocks that `find_first` must return, from a call to `find` for each block."""
+    """Return the expected result of `find_first`, computed with a call of `find` for each block."""
     found, parent = [], ROOT
     for place, tokens in enumerate(rows):
         block = find(index, parent, tokens, extras.get(place, b""))
@@ -132,7 +131,7 @@ def one_by_one(index, rows, extras):
 
 
 def chain(index, model, parents, blocks, parent, draws, extra):
-    """Insert a chain of blocks and update the model. Only the last block has the extra digest."""
+    """Insert a chain of blocks and update the model. Only the last block has the key `extra`."""
     columns = np.array([[draws[n % 4], draws[(n + 1) % 4]] for n in range(len(blocks))], np.int32)
     extras = {len(blocks) - 1: extra} if extra else {}
     last = index.insert_chain(np.array(blocks), parent, columns, extras)
@@ -186,7 +185,7 @@ def test_a_collision_costs_a_miss(monkeypatch):
 
 
 def test_extras_that_begin_alike_do_not_collide():
-    """Blocks with several small images and the same first image have extra digests that begin alike."""
+    """Blocks with the same first image and different further images have extra keys with the same prefix."""
     index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
     extras = [b"first image" + second for second in (b"", b"one", b"two")]
     content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]

@@ -1,4 +1,4 @@
-"""Tests that a request that makes its steps fail ends with an error, and that all other requests get
+"""Tests fault isolation: a request that makes its steps fail ends with an error, and all other requests get
 their answers.
 """
 
@@ -17,7 +17,7 @@ from tests.core.workloads import check_invariants
 
 
 class Killed(SimulatedExecutor):
-    """Fails each step after which a request in `killers` has at least `at` computed tokens."""
+    """Fails each step in which a request in `killers` reaches or exceeds `at` computed tokens."""
 
     def __init__(self, config, killers, at=0):
         super().__init__(config, check_kv=True)

@@ -164,7 +164,7 @@ def test_just_below_every_limit():
 
 
 def test_a_queued_request_has_the_logs_types():
-    """A reader of the log sees an integer temperature as a float, so the live engine must see a float too."""
+    """An integer temperature is a float when the log is read, so the live engine must see a float too."""
     bench = Bench()
     bench.submit(Request("a", np.array([1], np.int32), SamplingParams(temperature=1, seed=3)))
     bench.step()
@@ -197,7 +197,7 @@ def test_the_queue_is_bounded():
 
 
 def test_a_queue_that_fills_between_the_door_and_the_step_rejects():
-    """A failed step puts its rows back into the queue, which is then full for new requests."""
+    """A failed step's requests return to the queue, which is then full."""
     bench = Bench(max_num_seqs=2, max_waiting=2, fault=lambda step: "planted" if step == 1 else None)
     bench.submit(request("a", 3), request("b", 3))
     bench.step()
@@ -220,7 +220,7 @@ def test_an_item_is_no_longer_than_a_prompt():
 
 @pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
 def test_a_missing_group_leader_is_ignored(group):
-    """If the group's leader never existed, is the request itself, or was refused, the request runs alone."""
+    """The request runs alone if the group's leader is unknown, the request itself, or a refused request."""
     bench = Bench()
     alone = request("alone", 9, group=group)
     bench.submit(alone, request("other", 9))

@@ -1,6 +1,4 @@
-"""Tests that a GGUF file's metadata is converted to transformers' config, and that unknown keys are
-refused.
-"""
+"""Tests the conversion of a GGUF file's metadata to transformers' config. Unknown keys are refused."""
 
 import numpy as np
 import pytest
@@ -103,8 +101,8 @@ def test_rope_scaling_is_written_to_the_config(opened):
 
 
 def as_llama_cpp_writes(theta: float, head_dim: int, scaling: dict) -> np.ndarray:
-    """Return the frequency factors that llama.cpp's converter writes: the unscaled frequencies divided by
-    transformers' llama3 frequencies, float32 [head_dim / 2].
+    """Return the frequency factors of llama.cpp's converter: unscaled frequencies divided by transformers'
+    llama3 frequencies, float32 [head_dim / 2].
     """
     fields = {"rope_type": "llama3", "rope_theta": theta, **scaling}
     config = transformers.LlamaConfig(

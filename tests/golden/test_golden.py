@@ -1,6 +1,4 @@
-"""Tests that this build reads the golden logs, computes their digests from their events, and derives
-their decisions.
-"""
+"""Tests that this build reads the golden logs, and derives the same digests and decisions."""
 
 import json
 from dataclasses import asdict
@@ -44,7 +42,7 @@ def config_of(folder):
     return EngineConfig.from_dict(next(iter(LogReader(folder))).event.config)
 
 
-# By golden log from a separate run: event types that the log must hold.
+# Maps a golden log to the event types that it must contain.
 EVENTS_OF = {
     "sessions": {ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed},
     "store": {ev.Offered, ev.Fetched, ev.Arrived, ev.Lost},

@@ -16,7 +16,7 @@ from mmengine.native.linear import (
 )
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
-ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # 600, because the kernels process up to 512 rows at a time
+ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # The kernels process up to 512 rows at a time.
 ALONE = (*range(40), 511, 512, 599)
 MOST = {Form.INT8: 127, Form.INT4: 7}
 
@@ -54,8 +54,8 @@ def held(library, codes, form, group, **how):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_near_the_exact_ones(library, form, group, mins):
-    """Results are near the exact sums, and a row's bits do not depend on the batch. The error limits leave
-    room for weights that are rounded to bfloat16, as with AMX.
+    """Results are near the exact sums, and a row's bits do not depend on the batch. The error limits allow
+    for AMX, which rounds the weights to bfloat16.
     """
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
@@ -119,7 +119,7 @@ def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
     buffers = [packed_buffer(size) for _ in range(32)]
     for buffer in buffers:
         buffer[:] = 1
-    # If each buffer ended with a huge page, the buffers would take 1.5 times their size.
+    # With a huge page at its end, a buffer would take 1.5 times its size.
     assert private() - before < 1.2 * 32 * size
 
 

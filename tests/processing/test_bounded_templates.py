@@ -1,4 +1,4 @@
-"""Tests of chat templates that try to take memory without bound."""
+"""Tests the limits on the memory and time of chat templates."""
 
 from itertools import count
 from types import SimpleNamespace

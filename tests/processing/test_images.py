@@ -1,6 +1,4 @@
-"""Tests that patches equal those of transformers' Pillow backend, and how unusual and invalid images are
-handled.
-"""
+"""Tests that image patches equal transformers' (Pillow backend), and tests unusual and invalid images."""
 
 import base64
 import io

@@ -1,10 +1,10 @@
-"""Limits file lengths, function lengths and type escapes, and lists the present exceptions.
+"""Limits the lengths of files and functions, and the number of type escapes, with a list of exceptions.
 
     python -m tests.project.code_size     writes the present numbers into code_size.toml if they went down
 
-A file has at most 400 lines and a function at most 70. Longer files and functions are listed in
-code_size.toml with their length: an entry may shrink or disappear, and no entry may be added or grow. The
-same rule limits the number of type checker escapes in the installed packages.
+A file has at most 400 lines and a function at most 70. code_size.toml lists the length of each longer file
+and function, and the number of type escapes (such as `cast` and `Any`) in the installed packages. These
+numbers may only decrease.
 """
 
 import ast
@@ -27,15 +27,13 @@ Limits = dict[str, dict[str, int]]
 
 
 def sources(folders: tuple[str, ...]) -> list[Path]:
-    """Return the Python files below the folders. Skips `build`, where `pip install ./plugins/…` leaves
-    copies.
-    """
+    """Return the Python files below the folders, except in `build`, where `pip install` leaves copies."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(path for path in paths if "build" not in path.relative_to(ROOT).parts)
 
 
 def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
-    """Return each function's dotted name in the file, and its number of lines without decorators."""
+    """Return each function's dotted name and its number of lines without decorators."""
     found = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -70,9 +68,7 @@ def escapes(text: str) -> Counter:
 
 @paused_collection()  # Garbage collection would scan a million live syntax tree nodes.
 def measured() -> Limits:
-    """Return the files and functions that exceed a limit, with their lengths, and the numbers of type
-    escapes.
-    """
+    """Return the lengths of files and functions that exceed a limit, and the numbers of type escapes."""
     files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))
     for path in sources(FOLDERS):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
@@ -91,7 +87,7 @@ def listed() -> Limits:
 
 
 def grown(now: Limits, before: Limits) -> list[str]:
-    """Return a line for each entry that exceeds its limit and is not listed, or is larger than listed."""
+    """Return a line for each new entry, and for each entry that is larger than listed."""
     return [
         f"{name}: {number}, {f'listed with {before[kind][name]}' if name in before[kind] else 'not listed'}"
         for kind, found in now.items()

@@ -1,5 +1,5 @@
-"""Random Qwen3-VL checkpoints and their transformers models, random prompts with chosen parts, and attention
-ports, for tests of the networks.
+"""Helpers for tests of the networks: random Qwen3-VL checkpoints with transformers' models, random prompts,
+and attention backends.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ TINY = {
 }
 
 
-# Arguments for make_reference with different text decoder options, keyed by a name for the test.
+# Maps names to arguments of make_reference with different text decoder options.
 DECODER_KINDS = {
     "tied": {},
     "untied, biases": {"tied": False, "text": {"attention_bias": True}},
@@ -65,10 +65,10 @@ DECODER_KINDS = {
 
 
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
-    """Write a random checkpoint to `folder`, and return it as transformers' model in float32.
+    """Write a random checkpoint to `folder`, and return transformers' float32 model.
 
-    Every parameter is random, and the outputs of each part are scaled up. With transformers' initialisation,
-    greedy text would repeat a token, and norms of 1 and biases of 0 would hide a wrong tensor name.
+    All parameters are random and larger than transformers' initial values. With those values, greedy text
+    would repeat a token, and norms of 1 and biases of 0 would hide a wrong tensor name.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -92,9 +92,8 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
             elif name.endswith("bias"):
                 weight.copy_(0.1 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                # If tied, this scales the logits to about +-10, as in real models. At +-40 the reference
-                # itself has float32 rounding errors of 1e-4 (measured against float64), so a tolerance of
-                # 1e-4 could not hold.
+                # If tied, the logits are about +-10, as in real models. At +-40, the reference's float32
+                # rounding errors reach the tolerance of 1e-4 (measured against float64).
                 weight.copy_(0.25 * torch.randn_like(weight))
             elif "pos_embed" in name:
                 weight.copy_(torch.randn_like(weight))
@@ -108,8 +107,8 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
 class Prompt:
     """A prompt's token ids and media, for our model and for transformers.
 
-    make_prompt builds it from parts: an int (number of text tokens), ("image", (h, w)) or ("video", (t, h,
-    w)), with grids in patches.
+    make_prompt builds a prompt from parts: an int (number of text tokens), ("image", (h, w)) or ("video", (t,
+    h, w)), in patches.
     """
 
     ids: np.ndarray
@@ -166,8 +165,8 @@ def reference_inputs(prompt):
 
 
 def reference_pixels(patches):
-    """Normalise uint8 patches as transformers' Pillow backend does: multiply in float64, then continue in
-    float32.
+    """Normalise uint8 patches as transformers' Pillow backend does: multiply in float64, then subtract and
+    divide in float32.
     """
     scaled = (patches.astype(np.float64) * 0.00392156862745098).astype(np.float32)
     return torch.from_numpy((scaled - np.float32(0.5)) / np.float32(0.5))
@@ -179,7 +178,7 @@ def reference_logits(model, prompt):
 
 
 class DenseAttention:
-    """An attention port that keeps a K and a V tensor for each row and layer, without paging."""
+    """An attention backend without paging: a K and a V tensor for each row and layer."""
 
     def __init__(self):
         self.kept = {}
@@ -209,14 +208,14 @@ class DenseAttention:
 
 
 def encode(model, prompt):
-    """Return the features for all media in a prompt, [n, (1 + deepstack) * hidden]."""
+    """Return the encoder outputs for a prompt's media, [n, (1 + deepstack) * hidden]."""
     patches = torch.from_numpy(np.concatenate(prompt.patches))
     return model.encode(patches, [item.grid for item in prompt.media])
 
 
 class PagedRows:
-    """Wraps an attention backend of the runtime, with a separate KV pool. `begin` has the same parameter as
-    in DenseAttention. All other attributes are the backend's; the names in `hide` are missing.
+    """Wraps an attention backend with its own KV pool. `begin` has the same parameter as in DenseAttention.
+    All other attributes come from the backend, except the names in `hide`.
     """
 
     def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):
@@ -249,10 +248,10 @@ class PagedRows:
 
 
 def run_rows(model, prompts, steps, attention=None):
-    """Return for each prompt the logits [n, vocab] of its n tokens.
+    """Return the logits [n, vocab] of each prompt's n tokens.
 
-    `steps`: for each step, the list of (row, number of tokens) that it computes. `attention`: a PagedRows, or
-    None for a DenseAttention.
+    `steps`: a list of (row, number of tokens) for each step. `attention`: a PagedRows, or None for a
+    DenseAttention.
     """
     hidden_size, num_deepstack = model.spec.hidden_size, model.spec.num_deepstack
     embeds, deepstack, positions = [], [], []
@@ -289,12 +288,12 @@ def run_rows(model, prompts, steps, attention=None):
 
 
 def whole_steps(prompts):
-    """Return a list of a single step, which computes all prompts."""
+    """Return a single step that computes all prompts."""
     return [[(row, len(prompt.ids)) for row, prompt in enumerate(prompts)]]
 
 
 def ragged_steps(prompts, rng, largest):
-    """Return steps of random chunks with 1 to `largest` tokens. Each step has a random subset of the rows."""
+    """Return steps that compute random chunks with 1 to `largest` tokens of random rows."""
     left = [len(prompt.ids) for prompt in prompts]
     steps = []
     while any(left):

@@ -20,9 +20,9 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import plugin
 
-# Bounds on the largest and the mean difference of logits of about +-7. In bfloat16 the decoder rounds where
-# torch does but sums in another order. So a value is sometimes rounded the other way, and the difference
-# spreads through all later layers. The kernels' attention rounds less often than torch's.
+# Bounds on the largest and the mean difference of logits of about +-7. In bfloat16 the decoder sums in
+# another order than torch, so some values are rounded differently, which affects all later layers. The
+# kernels' attention also rounds less often.
 BOUNDS = {
     ("float32", "torch"): (1e-4, 1e-5),
     ("float32", "kernels"): (1e-4, 1e-5),
@@ -39,7 +39,7 @@ PARTS = (
 )
 
 
-LIVELY = "untied, biases"  # The checkpoint that generates varied tokens; a tied head tends to repeat a token.
+LIVELY = "untied, biases"  # Generates varied tokens; a tied head tends to repeat a token.
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def prompts_of(seed=5):
 
 
 def paged(model, library, num_rows, **options):
-    """Return the kernels' attention backend, with which a whole step is a single call."""
+    """Return the kernels' attention backend. With it, a step is a single call of a C++ function."""
     return PagedRows(
         lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
     )
@@ -102,9 +102,7 @@ def test_greedy_tokens_equal_the_torch_decoder(folders, library):
 
 
 def greedy(model, tokens, attention, length=40):
-    """Return the next `length` greedy tokens of each row, int64 [rows, length]. A row starts with a single
-    token.
-    """
+    """Return `length` greedy tokens for each row, int64 [rows, length]. A row's prompt is a single token."""
     chosen = []
     with torch.inference_mode():
         for position in range(length):

@@ -1,6 +1,4 @@
-"""Tests of a step's page lists: a reader that has only the lists finds each row's tokens and slots, in
-order.
-"""
+"""Tests that a step's page lists (FlashInfer's format) contain each row's tokens and KV slots, in order."""
 
 from dataclasses import replace
 
@@ -40,7 +38,7 @@ def test_the_longest_rows_have_space_for_padded_drafts(size):
 def steps(draw):
     """Return a step whose rows have random lengths and blocks.
 
-    Table entries after a row's blocks are arbitrary.
+    Unused table entries are random.
     """
     rows = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=12))
     if draw(st.booleans()):
@@ -60,9 +58,7 @@ def slots_of(blocks, length):
 
 
 def read(part):
-    """Yield (indices of the new tokens in the step, slots of all tokens) for each row, from the lists
-    alone.
-    """
+    """Yield (indices of the new tokens in the step, slots of all tokens) for each row."""
     tokens = part.tokens if isinstance(part.tokens, np.ndarray) else np.arange(10**4)[part.tokens]
     assert len(tokens) == part.query_starts[-1] and len(part.pages) == part.page_starts[-1]
     for row, last in enumerate(part.last_page_len.tolist()):

@@ -1,4 +1,4 @@
-"""Requests with a response format that begins after the reasoning, and checks for their answers."""
+"""Makes requests with a response format and reasoning, and checks the answers."""
 
 import json
 import re
@@ -79,8 +79,8 @@ def answers(engine, asked):
 
 
 def check(engine, asked, answered, marker):
-    """Check each answer. Returns how many answers stopped after their reasoning, and the length in tokens for
-    each ended reasoning. If an answer stopped, its content must follow its response format.
+    """Check that the content of stopped answers matches the response format. Returns the number of answers
+    that stopped after reasoning, and the number of reasoning tokens in each answer whose reasoning ended.
     """
     tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
     for number, (form, _) in enumerate(asked):

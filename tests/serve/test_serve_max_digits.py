@@ -1,4 +1,4 @@
-"""Tests max_digits, the engine's limit for digits in a number: its effect on answers, notes and the log."""
+"""Tests max_digits, the engine's limit on the digits of a number, in answers, notes and the log."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Runs the calls that transformers documents on transformers' pipeline and ours. docs/reference/pipeline.md
-lists the results.
+"""Runs the calls in transformers' documentation with transformers' pipeline and with ours.
+docs/reference/pipeline.md lists the results.
 """
 
 from contextlib import closing
@@ -43,7 +43,7 @@ RECORD_AGAIN = "python -m tests.serve.pipeline_record"
 def assert_outcomes(calls):
     """Run the calls with both pipelines in another process, and check the outcomes.
 
-    Returns transformers' result for each call.
+    Returns transformers' results.
     """
     if not transformers_can_run():
         pytest.skip("transformers' pipeline needs build/torchvision, which make test could not get")
@@ -68,7 +68,7 @@ def test_the_record_has_each_call():
 def test_a_sample_of_the_calls(tmp_path):
     """Run a sample of the calls with our pipeline, and compare with transformers' recorded results.
 
-    If the record was made with other versions, or disagrees, transformers runs too.
+    If the record differs or has other versions, transformers runs too.
     """
     sample = [call for call in CALLS if call.code in SAMPLE]
     assert len(sample) == len(SAMPLE)

@@ -1,4 +1,4 @@
-"""Tests of the thread that accepts connections: it answers probes while the event loop is busy or stuck."""
+"""Tests the thread that accepts connections. It answers health probes even if the event loop is stuck."""
 
 import asyncio
 import http.client
@@ -27,7 +27,6 @@ def server():
 
 @contextmanager
 def blocked(server):
-    """Block the server's event loop."""
     begun, goes_on = threading.Event(), threading.Event()
     server.loop.call_soon_threadsafe(lambda: (begun.set(), goes_on.wait(20)))
     assert begun.wait(20)
@@ -118,8 +117,7 @@ def test_other_requests_reach_the_event_loop(server, monkeypatch):
     assert exchange(server, lively + close).startswith(b"HTTP/1.1 404")
     assert exchange(server, b"HEAD /health/live" + close).startswith(b"HTTP/1.1 200")
     assert exchange(server, b"\x16\x03\x01 no http").startswith(b"HTTP/1.1 400")
-    # Only the event loop's answers have a date header. The first six bytes do not identify a probe, so the
-    # event loop answers.
+    # Only the event loop's answers have a date header. Here the first six bytes do not identify a probe.
     assert b"date:" in exchange(server, live[:6], live[6:] + close, pause_s=0.05)
     assert b"date:" not in exchange(server, live + close[:12], close[12:], pause_s=0.05)
     from_page = live + close.replace(b"host", b"Origin: https://page.example\r\nhost")

@@ -1,6 +1,4 @@
-"""Tests the store next to the log: answers are durable, and are deleted, evicted and migrated; files and
-batches are stored.
-"""
+"""Tests the server's store of answers, files and batches: durability, deletion, eviction and migration."""
 
 import asyncio
 import hashlib
@@ -29,8 +27,8 @@ def test_the_store_behaves_like_a_dict(tmp_path, seed):
 
 
 def test_deleted_answers_leave_no_bytes(tmp_path):
-    """Neither the text nor the media of a deleted answer remain in the files, even if the answer was written
-    twice. Media that other answers use remain.
+    """A deleted answer's text and media are erased from the files, even if the answer was written twice.
+    Media of other answers remain.
     """
     word, image, shared = b"a secret word " * 9, b"\x89pixels of one" * 999, b"\x89pixels of both" * 999
     names = [hashlib.sha256(data).hexdigest() for data in (image, shared)]
@@ -77,7 +75,7 @@ def test_the_oldest_finished_answers_are_evicted(tmp_path):
         with pytest.raises(QueueFull, match="store-bytes"):
             await store.begin("live3", "a", 1, b"x" * 200, {})
         assert await store.ids() == ["live", "live2"]
-        # A finished answer is stored even beyond the limit.
+        # A finished answer is stored even if it exceeds the limit.
         await store.put("live", "a", 1, b"x" * 300, b"x" * 400)
         assert (await store.get("live", "a")).answer == b"x" * 400
         database.close()
@@ -92,8 +90,7 @@ def test_writes_that_wait_share_a_commit(tmp_path):
         database = Database(tmp_path, lambda place: (commits.append(place), time.sleep(0.02)))
         store = AnswerStore(database, 1e6, LARGE)
         puts = [store.put(f"r{number}", "a", 1, b"", b"x") for number in range(50)]
-        # This put fails, because another owner has `r0`. The error must not affect the other writes in the
-        # commit.
+        # Fails, because another owner has `r0`. The error must not affect other writes in the commit.
         wrong = store.put("r0", "other", 1, b"", b"x")
         found = await asyncio.gather(*puts, wrong, return_exceptions=True)
         assert found[:-1] == [None] * 50 and isinstance(found[-1], InvalidRequest)
@@ -242,8 +239,8 @@ def a_batch(number, status="validating"):
 
 
 def test_the_number_of_batches_is_limited(tmp_path, monkeypatch):
-    """Beyond MAX_LIVE_BATCHES new batches are refused; beyond MAX_BATCHES the oldest ended batches are
-    deleted.
+    """New batches are refused above MAX_LIVE_BATCHES. The oldest ended batches are deleted above
+    MAX_BATCHES.
     """
     monkeypatch.setattr(batches_module, "MAX_LIVE_BATCHES", 5)
     monkeypatch.setattr(batches_module, "MAX_BATCHES", 8)

@@ -1,4 +1,4 @@
-"""Tests of calls in flight and of new calls when the log can no longer be written."""
+"""Tests running and new calls when the log can no longer be written."""
 
 import errno
 import http.client
@@ -19,7 +19,7 @@ LONG = {"messages": [{"role": "user", "content": "a" * 100}]}
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server that fails its calls soon after the log is lost, and whose long answers do not end."""
+    """A server with endless answers that detects the loss of its log quickly."""
     monkeypatch.setattr(log_place, "LOOK_S", 0.0)
     monkeypatch.setattr(health, "STUCK_S", 0.2)
     monkeypatch.setattr(admission, "WATCH_S", 0.02)
@@ -29,7 +29,7 @@ def server(tmp_path, monkeypatch):
 
 
 class Call(threading.Thread):
-    """A call in flight. `begin` waits until its request runs; `end` returns the call's status and body."""
+    """A call in a thread. `begin` waits until the request runs; `end` returns the status and the body."""
 
     def __init__(self, server, path, body, headers=None):
         super().__init__()

@@ -1,6 +1,4 @@
-"""Tests of stream_options.include_obfuscation: each event is padded to a multiple of 64 bytes, and the texts
-stay the same.
-"""
+"""Tests stream_options.include_obfuscation, which pads each event to a multiple of 64 bytes."""
 
 import json
 

@@ -1,5 +1,6 @@
-"""Tests of the events of a response. They depend only on the tokens, the id and the envelope: the bytes are
-the same for each split of the tokens and for each process, and add up to the answer that is not streamed.
+"""Tests the stream events of the Responses API. Their bytes depend only on the tokens, the id and the
+envelope (the call's parameters), not on the tokens' batches or the process. The events add up to the
+non-streamed response.
 """
 
 import json
@@ -44,7 +45,7 @@ quick = settings(max_examples=60, deadline=None)
 
 @st.composite
 def answers(draw):
-    """Draw a model's output, which may be truncated, and the format of its calls, or None for no calls."""
+    """Return a random model output, which may be truncated, and the format of its tool calls, or None."""
     form = draw(st.sampled_from([None, "json", "xml"]))
     thought = draw(thoughts)
     text = "" if thought is None else f"<think>{thought}</think>"
@@ -58,8 +59,8 @@ def answers(draw):
 
 
 def news(data, form, cuts, logprobs, *, is_cut=False):
-    """Yield (delta, finish reason, stop) for a choice whose tokens arrive in pieces that end at `cuts`. Only
-    the last entry has a finish reason.
+    """Yield (delta, finish reason, stop) for a choice whose tokens arrive in batches that end at `cuts`. Only
+    the last tuple has a finish reason.
     """
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     grammar = FORMS[form] if form else None
@@ -72,7 +73,7 @@ def news(data, form, cuts, logprobs, *, is_cut=False):
 
 
 def told(found, logprobs=False, after=-1, envelope=ENVELOPE):
-    """Return the stream for these deltas, and the body of the same answer without streaming."""
+    """Return the stream for these deltas, and the body of the non-streamed response."""
     texts = TEXTS if logprobs else None
     frames = ResponsesFrames("r", envelope, texts, after=after)
     whole, made = AccumulatedChoice(0), [frames.first(0)]
@@ -108,7 +109,7 @@ def test_events_add_up_and_are_openais(answer, logprobs, is_cut):
 @quick
 @given(answers(), st.booleans(), st.data())
 def test_a_client_may_continue_after_any_event(answer, logprobs, data):
-    """The rest of the stream may come from another process, which has the envelope from the log."""
+    """Another process, which reads the envelope from the log, may continue the stream."""
     kept = msgspec.json.decode(msgspec.json.encode(ENVELOPE), type=Envelope)
     stream, _ = told(news(*answer, (), logprobs), logprobs)
     events = stream.split(b"\n\n")[:-1]
@@ -196,7 +197,9 @@ def test_a_cancelled_request_ends_as_failed():
 
 
 def test_a_shutdown_error_repeats_the_last_number():
-    """The error has the number of the event before it, so a client that continues there misses no event."""
+    """The error has the same number as the last event, so a client that continues from there misses no
+    event.
+    """
     stream, _ = told(news(b"abc", None, (), False))
     frames = ResponsesFrames("r", ENVELOPE, None)
     deltas = [delta for delta, _, _ in news(b"abc", None, (), False)]

@@ -1,6 +1,4 @@
-"""A second implementation of the block pool and the encoder cache, with lists and sets, one block and
-one image at a time.
-"""
+"""A simple second implementation of the block pool and the encoder cache, without arrays."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +11,8 @@ class Block:
 
 @dataclass(eq=False)
 class Naive:
-    """A request. `known`: prompt and output tokens. `computed`: how many known tokens have KV. `queued_with`:
-    how many tokens were known when the request was last queued.
+    """A request. `known`: prompt and output tokens. `computed`: number of tokens with KV. `queued_with`:
+    number of known tokens when the request was last queued.
     """
 
     raw: dict
@@ -39,7 +37,7 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. `ahead`: how many tokens after a block are also part of the block's content."""
+    """The block pool. `ahead`: number of tokens after a block that its content includes."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching
@@ -52,9 +50,7 @@ class Blocks:
         return (tuple(who.known[: end + self.ahead]), images)
 
     def prefix(self, who):
-        """Return the cached blocks at the request's beginning. At least one token is not covered,
-        because its logits are needed.
-        """
+        """Return the request's prefix hits. They exclude the last token, whose logits are needed."""
         found = []
         for number in range((len(who.known) - 1) // self.size if self.caching else 0):
             same = self.hits.get(self.content(who, number))
@@ -83,9 +79,9 @@ class Blocks:
         block.content = None
 
     def fill(self, rows):
-        """Record the contents of full blocks with known tokens, so that the blocks can be hits as soon as
-        their tokens are scheduled. Among equal blocks the first recorded block is hit. Rows that fill exactly
-        one block, and whose images all end before that block, are recorded first.
+        """Record the contents of full blocks when their tokens are scheduled. Of equal blocks, the first
+        recorded block is hit. Rows that fill exactly one block, and have no images in that block or later,
+        are recorded first.
         """
         for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
             full = self.full(who)
@@ -103,8 +99,8 @@ class Blocks:
         return self.full(who) - who.num_filled == 1 and who.num_filled * self.size >= behind
 
     def release(self, who):
-        """Free the request's blocks, its last block first. Blocks without content go to the front of
-        the free list, and blocks with content go to the back.
+        """Free the request's blocks, last block first. Blocks without content go to the front of the free
+        list, and the others go to the back.
         """
         for block in who.blocks:
             block.holders -= 1
@@ -116,8 +112,8 @@ class Blocks:
 
 
 class Encoder:
-    """The encoder cache: each content's size and holders, and the unreferenced contents in the order in
-    which they became unreferenced.
+    """The encoder cache: each item's size and holders, and the unreferenced items, longest unreferenced
+    first.
     """
 
     def __init__(self, capacity):
@@ -151,16 +147,14 @@ class Encoder:
 
 
 class Asking:
-    """Plans the encoder work for rows before it is certain that they run: the images to encode and the
-    outputs to evict.
-    """
+    """Collects the images to encode and the encoder outputs to evict for rows that may be scheduled."""
 
     def __init__(self, encoder, budget, ahead, whole):
         self.encoder, self.left, self.ahead, self.whole = encoder, budget, ahead, whole
         self.encode, self.evict, self.used = [], [], set()
 
     def chunk(self, who, start, length):
-        """Return how many of `length` tokens from `start` on can be computed with the images that fit."""
+        """Return how many of `length` tokens from `start` can be computed, given the images that fit."""
         for index, (place, size, hash_) in enumerate(who.images):
             end = start + length + self.ahead
             if not length or place + size <= start or place >= end:

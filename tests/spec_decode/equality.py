@@ -1,5 +1,5 @@
-"""Answer the same requests with and without drafts, and compare the answers. Includes a drafter that knows
-the answers and proposes them with chosen errors.
+"""Runs the same requests with and without drafts, and compares the answers. Includes a drafter that knows the
+answers and adds errors.
 """
 
 import math
@@ -43,7 +43,7 @@ REASONING_END = 1535  # </think>
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts and options, keyed by request id."""
+    """Maps request ids to (prompt, options)."""
 
     by_id: dict
 
@@ -69,9 +69,9 @@ class Asked:
 
 
 def mixed(count, seed=0, most_tokens=40):
-    """Return `count` requests of all kinds: a third have an image, a tenth have a video, and about half have
-    a grammar, which in some begins after reasoning. Requests are greedy or sampled, with or without a seed.
-    Some are repeated.
+    """Return `count` requests: a third have an image, a tenth have a video, and about half have a grammar.
+    Some grammars begin after reasoning. Requests are greedy or sampled, with or without a seed. Some are
+    repeated.
     """
     rng, processor = random.Random(seed), load_processor()
     forms = [scene_schema(), *random_schemas(max(4, count // 6))]
@@ -112,7 +112,7 @@ def _clips(rng, count):
 
 
 def _about(rng, kind, media, questions):
-    """Return a task, and its question about an image or a video."""
+    """Return a task, and a prompt with its question about an image or a video."""
     task, pairs = rng.choice(list(questions.items()))
     parts = [{"type": kind}, {"type": "text", "text": rng.choice(pairs or [("What is it?", "")])[0]}]
     return task, Prompt(messages=[{"role": "user", "content": parts}], **{f"{kind}s": [media]})
@@ -131,7 +131,7 @@ def _form(rng, forms, task):
 
 
 def _rules(rng):
-    """Return sampling options that penalize or exclude tokens."""
+    """Return random sampling options that penalise or exclude tokens."""
     words = [tuple(rng.randrange(1510) for _ in range(rng.randint(1, 3))) for _ in range(4)]
     given = {"no_repeat_ngram_size": rng.randint(1, 4)} if rng.random() < 0.6 else {}
     given |= {"bad_words_ids": words[:2]} if rng.random() < 0.5 else {}
@@ -191,7 +191,7 @@ class Answers:
 
 @contextmanager
 def drawn_alike():
-    """Return a context in which requests without a seed always get the same seeds."""
+    """Return a context in which the random seeds of requests are reproducible."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "randbits", random.Random(0).getrandbits)
         yield
@@ -199,8 +199,8 @@ def drawn_alike():
 
 def answers(asked, model=None, log=None, arrivals=None, steer=None, **options):
     """Run an engine on the requests and return the answers. With `arrivals` (a random.Random), requests
-    arrive at random between steps; with None, all arrive at once. `steer` is called with the executor before
-    the first step.
+    arrive at random between steps, otherwise all at once. `steer` is called with the executor before the
+    first step.
     """
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
     config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})
@@ -237,7 +237,7 @@ def _assert_same_logprobs(got, due):
     assert (got is None) == (due is None)
     for mine, theirs in zip(got or (), due or (), strict=True):
         assert mine[0][0] == theirs[0][0] and len(mine) == len(theirs)
-        # A step with another shape sums float32 values in another order. Logprobs differed by up to 2.3e-5.
+        # A step with another shape sums in another order: logprobs differed by up to 2.3e-5.
         assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-4)
         kept = [value for _, value in theirs[1:]]
         sure = {token for token, value in theirs[1:] if value > min(kept) + 1e-4}
@@ -246,14 +246,16 @@ def _assert_same_logprobs(got, due):
 
 @contextmanager
 def known_as(name, make):
-    """Return a context in which `spec=name` finds the drafter made by `make`, as if it were installed."""
+    """Return a context in which `spec=name` selects the drafter from `make`, as if it were an installed
+    plugin.
+    """
     with pytest.MonkeyPatch.context() as patch:
         declare_drafter(patch, name, lambda: make)
         yield
 
 
 def declare_drafter(patch, name, load):
-    """Make `name` the only installed entry point for drafters; loading it calls `load`. `patch` is pytest's
+    """Make `name` the only entry point for drafters, with the loader `load`. `patch`: pytest's
     MonkeyPatch.
     """
     installed = registry.entry_points
@@ -266,9 +268,9 @@ def declare_drafter(patch, name, load):
 
 
 class Scripted:
-    """Proposes the tokens in `truth`, or too few or too many tokens, wrong tokens, or none. The choice
-    depends only on the request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th
-    step with drafts.
+    """Proposes the tokens in `truth`, or too few, too many, wrong or no tokens. The choice depends only on
+    the request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th step with
+    drafts.
     """
 
     name = "scripted"

@@ -1,5 +1,5 @@
-"""Test random schemas in all drafts: every value that the masks accept is valid for the draft's own
-validator.
+"""Tests random schemas in all JSON Schema drafts: the draft's validator accepts each value that the masks
+accept.
 """
 
 import json
@@ -21,7 +21,7 @@ NAMES = "abc"
 
 
 class Source:
-    """Random schemas and values, small enough to be likely to match."""
+    """Makes random schemas and values, small enough to match often."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -92,7 +92,7 @@ def test_accepted_values_are_valid_in_their_draft(draft: str) -> None:
             value = source.value(2)
             try:
                 valid = validator.is_valid(value)
-            except (Unresolvable, TypeError):  # The validator reads references only when it meets them.
+            except (Unresolvable, TypeError):  # A reference is read only when needed.
                 continue
             if grammar.accepts(json.dumps(value)):
                 assert valid, (schema, value)

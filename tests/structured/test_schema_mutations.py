@@ -1,5 +1,5 @@
-"""Test that any mutated schema is compiled or refused with our own message, and that the shortest text of a
-compiled grammar is valid.
+"""Tests that each mutated schema is compiled, or refused with our own message. The shortest text of a
+compiled grammar must be valid.
 """
 
 import json
@@ -46,7 +46,7 @@ def validate(validator, instance):
 
 @pytest.fixture
 def validator_of():
-    """Return a function that builds a schema's validator, as in the generation benchmark."""
+    """Return the generation benchmark's function that builds a schema's validator."""
     return structured_generations.validator_of
 
 

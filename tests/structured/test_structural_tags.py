@@ -1,4 +1,4 @@
-"""Test free text with structural tags, token by token. A second implementation gives the right results."""
+"""Tests free text with structural tags token by token, with a simple parser as reference."""
 
 import json
 import random
@@ -53,7 +53,7 @@ FLAG = "<function=flags>[true]</function>"
 
 
 def encode(text):
-    """Encode greedily with the longest token first."""
+    """Encode with the longest matching token at each position."""
     rest, found = text.encode(), []
     while rest:
         best = max((token for token in PAIRS if rest.startswith(token)), key=len, default=rest[:1])
@@ -68,14 +68,14 @@ def backend():
 
 
 class Accepts:
-    """Decides whether a grammar accepts a text: each token must be allowed at its position, and an end token
-    after the text. Random allowed tokens spell the text.
+    """Checks whether a grammar accepts a text, spelled with random tokens. The masks must allow each token,
+    and an end token after the text.
     """
 
     def __init__(self, backend, asked, seed=0):
         self.backend, self.compiled = backend, backend.compile(grammar_of(grammar={"structural_tag": asked}))
         self.random = random.Random(seed)
-        self.seen = []  # The last text's tokens, each with whether the text could end there.
+        self.seen = []  # (token, whether the text could end there) for each token of the last text.
 
     def allowed(self, matcher):
         bits = np.zeros((1, -(-len(TOKENS) // 32)), np.uint32)
@@ -108,7 +108,7 @@ class Accepts:
 
 
 def means(text, structures, triggers):
-    """Return whether the text is valid by the tag definition, as an answer parser would decide."""
+    """Return whether the text is valid by the definition of tags."""
     while True:
         places = [(text.find(trigger), trigger) for trigger in triggers if trigger in text]
         if not places:
@@ -178,7 +178,7 @@ def test_an_end_is_allowed_only_in_free_text(backend):
 
 
 def test_random_texts_are_accepted_if_valid(backend):
-    """The texts are random sequences of parts of tags. The triggers overlap one another and themselves."""
+    """The texts are random sequences of fragments of tags, with overlapping triggers."""
     asked = {
         "structures": [
             {"begin": "aab", "schema": {"type": "boolean"}, "end": "a"},
@@ -245,7 +245,7 @@ def test_a_token_that_is_no_text_can_begin_and_end_a_tag(backend):
 
 
 def test_a_token_that_is_also_text_can_be_spelled_either_way(backend):
-    """Qwen's <tool_call> is such a token: an added token that its tokenizer does not mark as special."""
+    """An example is Qwen's <tool_call>, an added token that is not marked as special."""
     asked = {
         "structures": [{"begin": '<call>\n{"name": "f", "arguments": ', "schema": CITY, "end": "}\n</call>"}],
         "triggers": ["<call>"],

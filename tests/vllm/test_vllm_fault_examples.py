@@ -1,8 +1,6 @@
-"""Records, names and minimizes the faults of examples/vllm_faults in vLLM's environment. Each test that `log
-minimize` writes runs in a process that can import neither mmengine nor its plugin.
+"""Tests that the faults of examples/vllm_faults are recorded, named and minimized in vLLM's environment.
 
-The faults are priority_victim, draft_budget, double_free, lost_rows, encoder_reference and chunk_livelock.
-table.py records each with recorded_run.py or served_script.py.
+The tests that `log minimize` writes must run without mmengine and its plugin.
 """
 
 import os
@@ -28,7 +26,7 @@ NAMED = {
     "encoder_reference": ("rows", "rows"),
     "chunk_livelock": ("invariant progress", "stalled"),
 }
-# Runs pytest with an import finder that hides mmengine, even if mmengine is installed.
+# Runs pytest with an import finder that hides mmengine.
 _ALONE = """
 import sys
 class Refuses:
@@ -43,7 +41,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir
 
 def run_test(folder, name=""):
     """Run the written test without mmengine, on the scheduler class `name`, or on vLLM's own scheduler if
-    `name` is empty.
+    "".
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` has a relative path

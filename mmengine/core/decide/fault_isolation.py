@@ -20,8 +20,7 @@ from mmengine.events import vocabulary as ev
 def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
     """Return a step's next decision while there are suspects.
 
-    If no suspect can run because other requests hold the necessary rows or blocks, these other requests run
-    instead.
+    If the suspects lack rows or blocks that other requests hold, the other requests run instead.
     """
     running = view.running
     suspect = np.array([view.requests_by_row[row].isolation_rows > 0 for row in running.tolist()], bool)

@@ -1,8 +1,7 @@
-"""Draws the pages of PDF documents, and small copies of images, as encoded pictures.
+"""Encodes PDF pages as PNG, and small copies of images as JPEG.
 
-`decoder` makes the function that a decoder process runs (`processing/workers`). Documents come from
-strangers, and the process limits the damage that a hostile document can do. The process needs pypdfium2 only
-for PDF.
+The code runs in a decoder process (`processing/workers`), which limits the damage that a hostile document can
+do. Only PDF needs pypdfium2.
 """
 
 import io
@@ -21,7 +20,7 @@ from mmengine.processing.media.sources import Access
 if TYPE_CHECKING:  # An optional dependency; loaded when a document is opened.
     from pypdfium2 import PdfDocument, PdfPage
 
-COUNT, PAGE, COPY = "count", "page", "copy"  # The modalities that `decoder` knows.
+COUNT, PAGE, COPY = "count", "page", "copy"  # The supported modalities.
 POINTS_PER_INCH = 72
 MAX_PAGE_PIXELS = 2**23  # A page that would have more pixels is drawn smaller.
 _WRONG_PASSWORD = 4  # PDFium's FPDF_ERR_PASSWORD.
@@ -32,7 +31,7 @@ def decoder(settings: bytes) -> MediaDecoder:
 
     COUNT returns a document's number of pages, as the first value of `grid`. PAGE returns a page as a PNG,
     with the options `page` (the first page is 0) and `dpi`. COPY returns an image as a JPEG whose sides have
-    at most `side` pixels. The encoded picture stands in `patches`, and its height and width in `grid`.
+    at most `side` pixels. The encoded picture is in `patches`, and its height and width are in `grid`.
     """
     return _decode
 

@@ -28,7 +28,7 @@ MAX_NAMES = 2**22  # Maximum number of requests whose arrivals are remembered.
 
 class Cursor:
     """A state that moves forward through the log. `record`: the next record, or None at the end. `time_ns`:
-    the next record's time since the log's first record.
+    the record's time since the log's first record.
     """
 
     def __init__(self, log: CheckedLog, state: State, clock: SteadyClock, position: int):
@@ -63,12 +63,11 @@ class Cursor:
 
 
 class Navigator:
-    """A log, with the state at `position`. After a move back, or forward to a saved state or beyond, `state`
-    is another object.
+    """A log, with the state at `position`. A move may replace the object `state`.
 
     `max_bytes`: maximum size of the copies of states in memory. `findings`: see CheckedLog. `progress` is
-    called with the position from time to time while records are read for the first time. Raises `verify`'s
-    errors.
+    called with the position every 4096 records while records are read for the first time. Raises the same
+    errors as `verify`.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Navigator:
         self.log = CheckedLog(folder, findings=findings)
         self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
         self._file = RecordFile(segment_paths(folder))
-        self._base: PackedState | None = None  # the copy against which the next copies are compressed
+        self._base: PackedState | None = None  # dictionary to compress later copies
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         requests = LiveRequests(RequestTable(), self.config)
@@ -111,7 +110,7 @@ class Navigator:
         return self.cursor.record
 
     def keep(self) -> None:
-        """Keep the saved states of a long log in the user's cache, if there are new ones."""
+        """Write a long log's new saved states to the user's cache directory."""
         last = self.marks.last
         if self.findings or len(self.marks.all) == self._num_kept:
             return
@@ -138,8 +137,8 @@ class Navigator:
             self._advance(cursor)
 
     def walk(self, position: int) -> Iterator[Cursor]:
-        """Yield a separate cursor at `position`, and the same cursor again after each record up to the end.
-        The navigator's position does not change.
+        """Yield a new cursor at `position`, then the same cursor after each record. The navigator does not
+        move.
         """
         mark = self.marks.before(min(position, self._frontier))
         cursor = self._cursor_at(mark, mark.saved.restore())
@@ -151,11 +150,15 @@ class Navigator:
         yield cursor
 
     def interrupt(self) -> None:
-        """Make a move that runs in another thread raise LogError at its next record, and all later moves."""
+        """Make all moves raise LogError at their next record, including a move that runs in another
+        thread.
+        """
         self._is_interrupted = True
 
     def reload(self) -> None:
-        """Compute the state at this position again. An interrupted move may have applied half a record."""
+        """Compute the state at this position again, because an interrupted move may have applied half a
+        record.
+        """
         self.cursor = next(self.walk(self.position))
 
     def _advance(self, cursor: Cursor) -> None:
@@ -172,8 +175,8 @@ class Navigator:
         self._note(cursor, record)
 
     def _note(self, cursor: Cursor, record: Record) -> None:
-        """Store the position of an arrival when its record is read for the first time, and save the state if
-        a copy is due.
+        """Process a record that is read for the first time: store an arrival's position, and save the state
+        if a copy is due.
         """
         event = record.event
         if isinstance(event, ev.Queued) and len(self.arrivals) < MAX_NAMES:
@@ -190,7 +193,7 @@ class Navigator:
             self.marks.add(Mark(record.sequence, *place, saved))
 
     def _saved(self, state: State, position: int, requests: LiveRequests) -> SavedState:
-        # If a broken build's decisions led to the state, a snapshot may not be able to hold the state.
+        # Wrong decisions can lead to a state that a snapshot cannot represent.
         if not self.findings:
             copy = PackedState.of(state, self.started, position, requests, self._base)
             if copy.base is None and self._base is not None:
@@ -208,8 +211,7 @@ class Navigator:
 
 
 def _is_packable(state: State) -> bool:
-    """Return whether a snapshot can hold everything that the next records need. A snapshot can hold neither
-    blocks that arrive from a block store, nor tokens that vLLM's asynchronous scheduler computed before a
-    preemption.
+    """Return whether a snapshot can represent the state. It cannot represent blocks that arrive from a block
+    store, or tokens that vLLM's asynchronous scheduler computed before a preemption.
     """
     return not state.step_fetched and not state.stale and not state.stopped

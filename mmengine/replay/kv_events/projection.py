@@ -1,9 +1,9 @@
-"""Derives KV event batches from a log's records, while the records are folded.
+"""Derives KV event batches, in vLLM's format, from the records of a log.
 
 A block is announced when its step is EXECUTED, not when the step is scheduled. Before EXECUTED, only requests
-of this engine may hit the block, because their steps run later than the step that fills the block. A block's
-announcement is revoked by the event that gives the block to another request. Each record creates at most one
-batch. Therefore the batch numbers follow from the log, and a reader that starts again gets the same numbers.
+of this engine may hit the block, because their steps run after the step that fills the block. The event that
+reuses a block also revokes its announcement. Each record creates at most one batch, so a reader that starts
+again gets the same batch numbers.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from mmengine.replay.kv_events.wire import (
     media_id_of,
 )
 
-# Number of salts whose texts are remembered. For older salts, routers receive the hash instead of the text.
+# Maximum number of remembered salts. Routers receive only the hashes of older salts.
 MAX_SALTS = 4096
 Key = TypeVar("Key", int, bytes)
 # The layout of the parts of a block's extra key. core/state/blocks.py writes this layout.
@@ -50,14 +50,13 @@ class KVProjection:
         self._content = index.content.copy()  # The content of each block before the current event.
         self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
         self._holders: Counter[int] = Counter()  # Maps a content to the number of blocks that hold it.
-        # Maps a digest to the number of announced blocks. With a drafter that has a KV cache, a content also
-        # includes the token after the block, so several contents can have one digest.
+        # Maps a digest to the number of announced blocks. For a drafter with a KV cache, a content includes
+        # the token after the block, so several contents can have the same digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
         self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
-        # At a log's true beginning, `held` is empty. If the beginning was deleted, the first state has
-        # contents.
+        # Not empty if the log's beginning was deleted.
         held = np.flatnonzero(self._content != NO_CONTENT)
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
@@ -109,7 +108,7 @@ class KVProjection:
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """Record the new contents of these blocks, and return the block hashes that can no longer be hit."""
+        """Record the new contents of these blocks, and return the hashes that no block has any more."""
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())
@@ -137,7 +136,7 @@ class KVProjection:
         chain: list[int] = []
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():
             digest = self._digests.get(int(content[block]))
-            if digest is None:  # The log's beginning, which filled the preceding blocks, was deleted.
+            if digest is None:  # The preceding blocks were filled in the log's deleted beginning.
                 continue
             self._is_announced[block] = True
             self._announced[digest] += 1
@@ -171,8 +170,8 @@ class KVProjection:
     def _extra_keys(self, extra: bytes) -> ExtraKeys | None:
         """Return the extra keys of a block in vLLM's format.
 
-        Each media item has an entry with the position in the block at which the item's first run begins.
-        Adapters come before media, and the salt comes last.
+        The order is: adapters, media items, salt. A media item's entry has the position in the block at which
+        the item begins.
         """
         items: dict[str, int] = {}
         salts: list[str] = []
@@ -199,7 +198,7 @@ def _remember(names: dict[bytes, str], digest: bytes, name: str) -> None:
 
 
 def _decrement(counts: Counter[Key], held: Key) -> bool:
-    """Decrement the count of holders, and return whether no holder is left."""
+    """Decrement a count, and return whether it is now 0."""
     counts[held] -= 1
     if counts[held] > 0:
         return False

@@ -1,5 +1,5 @@
-"""Makes smaller versions of a script, with fewer requests, shorter prompts and answers, smaller media, or
-default values.
+"""Makes smaller versions of a script (the inputs of a replay): fewer requests, shorter prompts and answers,
+smaller media, or default values.
 
 Each function returns a new script and leaves the old script unchanged. The caller decides whether the new
 script still fails.
@@ -29,7 +29,7 @@ SIZES = (
 def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     """Return a subset of `items`, in order, that still fails and from which no single item can be removed.
 
-    The algorithm is delta debugging by complements, which removes large groups first.
+    The algorithm is delta debugging, which removes large groups first.
     """
     kept, size = list(items), len(items)
     while kept and size:
@@ -47,8 +47,8 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """Find a value in [low, high] that fails, by bisection. `high` must fail. If all values above a failing
-    value fail, the result is the smallest value that fails.
+    """Find a failing value in [low, high] by bisection. `high` must fail. The result is the smallest failing
+    value if all greater values fail too.
     """
     if low >= high or fails(low):
         return min(low, high)
@@ -68,7 +68,7 @@ def digest(script: Script) -> bytes:
 
 
 def keep_requests(script: Script, names: Iterable[str]) -> Script:
-    """Return the script with only the named requests, and with all events that concern no request."""
+    """Return the script with only the named requests. Events without a request stay."""
     kept = {*names, ""}
     return replace(script, observations=[each for each in script.observations if _name(each.event) in kept])
 
@@ -83,15 +83,15 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def before_recoveries(script: Script) -> list[Script]:
-    """Return a script for each crashed process in the log. The script ends where another process continues
-    the log.
+    """Return a script for each crashed process in the log, which ends where the next process continues the
+    log.
     """
     ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
     return [replace(script, observations=script.observations[:end]) for end in ends]
 
 
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
-    """Return the script with all arrivals, and with `happened` as the only other events."""
+    """Return the script with all arrivals, and of the other events only `happened`."""
     kept = set(map(id, happened))
     return replace(
         script,
@@ -100,8 +100,8 @@ def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
 
 
 def move_arrival(script: Script, name: str, step: int) -> Script:
-    """Move a request's arrival to another step. The request's other events move by as many steps as the
-    arrival.
+    """Move a request's arrival to another step, and the request's other events by the same number of
+    steps.
     """
     first = next(each.step for each in script.observations if _name(each.event) == name)
     moved = [
@@ -140,9 +140,7 @@ def drop_media(script: Script, name: str, index: int) -> Script:
 
 
 def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
-    """Give a media item a single run with `size` embeddings, in every request that has the item. The prompts
-    become shorter.
-    """
+    """Reduce a media item to one run of `size` embeddings, in all requests with this item."""
     for event in script.requests:
         for index, item in enumerate(event.media):
             if item.mm_hash != mm_hash:
@@ -174,8 +172,8 @@ def drop_text(script: Script, name: str, start: int, count: int) -> Script:
 
 
 def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Script:
-    """Remove the request `name`. Lengthen the prompt of the request `into` by the removed prompt's length and
-    `more` tokens.
+    """Remove the request `name`, and lengthen the prompt of the request `into` by the removed prompt's length
+    plus `more` tokens.
     """
     gone = _queued(script, name)
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
@@ -186,7 +184,7 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
     """Keep only these requests, and make their prompts longer, so that they fill the whole pool.
 
-    The first prompt gets `more` additional tokens, which are taken from the other prompts' share.
+    The first prompt gets `more` tokens more than its share, and the other prompts get fewer.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
@@ -214,8 +212,8 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Replace each prompt's tokens by consecutive numbers. Each prompt starts with a different number, so
-    that no two requests share a prefix.
+    """Replace each prompt's tokens by consecutive numbers. Each prompt has a different first number, so no
+    requests share a prefix.
     """
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:
@@ -230,8 +228,8 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 
 
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
-    """Yield dicts that reset fields to their default values. The first dict resets all fields that have other
-    values. Each further dict resets a single field.
+    """Yield dicts that reset fields to their default values. The first dict resets all fields, and each
+    further dict a single field.
     """
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
     sampling = sampling if sampling.max_tokens else event.sampling
@@ -267,8 +265,8 @@ def set_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
 
 
 def _without_tokens(event: ev.Queued, start: int, count: int) -> ev.Queued:
-    """Return the request without `count` prompt tokens from `start` on. Media after these tokens get smaller
-    positions.
+    """Return the request without `count` prompt tokens from `start` on. The positions of later media
+    decrease.
     """
     media = tuple(
         msgspec.structs.replace(

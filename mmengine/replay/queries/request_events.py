@@ -20,8 +20,8 @@ from mmengine.request import GrammarRequest
 class RequestEvent(msgspec.Struct, frozen=True):
     """An event that concerns a request.
 
-    `since_ns`: time since the request's arrival. `changed`: the changed values by their names. `text`: an
-    English text about these changes. `wall_ns`: the Unix time, or 0 if unknown.
+    `since_ns`: time since the request's arrival. `changed`: the changed values by name. `text`: the same
+    changes as an English sentence. `wall_ns`: the Unix time, or 0 if unknown.
     """
 
     sequence: int
@@ -36,11 +36,9 @@ class RequestEvent(msgspec.Struct, frozen=True):
 def request_events(
     log: CheckedLog, request_id: str, clock: WallClock | None = None
 ) -> Iterator[RequestEvent]:
-    """Yield each event that concerns a request with this id. For an unknown id, yields nothing. `clock`: used
-    for `wall_ns`.
+    """Yield each event that concerns a request with this id. `clock`: gives `wall_ns`.
 
-    If a request's arrival was deleted with the log's beginning, its times are measured from the log's first
-    record.
+    If the request's arrival was deleted with the log's beginning, times count from the log's first record.
     """
     queued_ns = -1
     with log.naming():

@@ -43,14 +43,14 @@ class Budget(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """The report on a step.
 
-    `budgets`: the budgets after the step's decisions, by name. `preempted`: for each preemption, the request,
-    the mode, and the request for which it was preempted, or "". `outcome`: "executed", "failed", or "" if the
-    log does not contain the outcome. `mono_ns`: time since the log's first record. `is_whole` is False if the
-    step's last decisions may be missing in the log. In this case, `waits` is empty.
+    `budgets`: the budgets after the step's decisions, by name. `preempted`: for each preemption, the
+    preempted request, the mode, and the request that needed the blocks, or "". `outcome`: "executed",
+    "failed", or "" if the log does not contain the outcome. `mono_ns`: time since the log's first record. If
+    the log may lack the step's last decisions, `is_whole` is False and `waits` is empty.
 
-    `part`: set if the step encodes a part of a media item. `part` contains the request, the item's index, and
-    three numbers in units of encoder work: the part's start, the part's end, and the whole item's work.
-    `wall_ns`: the Unix time of the first decision, or 0 if unknown.
+    `part`: if the step encodes a part of a media item, the request, the item's index, the part's start and
+    end, and the item's size. The last three are in units of encoder work. `wall_ns`: the Unix time of the
+    first decision, or 0 if unknown.
     """
 
     step: int

@@ -1,9 +1,8 @@
 """Paged attention on a GPU by Triton kernels. Not yet run on a GPU.
 
 These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA compiler
-is installed. In each step the host assigns keys to the kernels' programs. In a captured step the kernels read
-this assignment from a buffer. For each captured size, the buffer's layout and the number of programs are
-fixed, so that the CUDA graph can be replayed.
+is installed. In each step the host assigns keys to the kernels' programs. Kernels in a CUDA graph read this
+assignment from a buffer. For each captured size, the buffer's layout and the number of programs are fixed.
 """
 
 from dataclasses import replace
@@ -31,15 +30,13 @@ PROGRAMS_PER_PROCESSOR = 4
 
 
 def _aligned(size: int) -> int:
-    """Round a size in int32 units up to a multiple of 16 bytes, the alignment for which kernels are
-    compiled.
-    """
+    """Round a size in int32 units up to a multiple of 16 bytes, the kernels' alignment."""
     return -(-size // 4) * 4
 
 
 class Layout(NamedTuple):
-    """The capacities for the lists in a step's int32 buffer. The lists are adjacent. The last list, `pages`,
-    takes the remaining buffer.
+    """The capacities of the adjacent lists in a step's int32 buffer. The last list, `pages`, takes the
+    remaining buffer.
     """
 
     num_rows: int
@@ -48,8 +45,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """Return a buffer slice for each list: first the slots and the places for K and V (int64 [3,
-        t]), then the integer lists of a Work.
+        """Return a buffer slice for each list: first the slots and the addresses for K and V (int64 [3, t]),
+        then the lists of a Work.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -64,9 +61,8 @@ class TritonPagedAttention:
     """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
     the step's maximum query length.
 
-    With `one_tile` a result does not depend on this length: a token's result has the same bits if the token
-    is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8
-    without scaling.
+    With `one_tile`, a token's result has the same bits if the token is computed alone, within a prompt chunk,
+    or next to drafts. An fp8 pool contains K and V rounded to fp8 without scaling.
     """
 
     reads_unwritten = False
@@ -86,7 +82,7 @@ class TritonPagedAttention:
         self._programs = _programs(kv.device, spec.num_kv_heads)
         self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # for captured steps
         self._captured: dict[Bucket, tuple[torch.Tensor, Work]] = {}
-        self._step: tuple[torch.Tensor, Work]  # slots and places for K and V, int64 [3, t]; set by `begin`
+        self._step: tuple[torch.Tensor, Work]  # slots and addresses for K and V, int64 [3, t]; set by `begin`
         self._kernels = kernels or _compiled_kernels(spec, kv, one_tile)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -96,8 +92,7 @@ class TritonPagedAttention:
         width = self._group * min(queries, longest)
         lengths, befores = meta.kv_lens, meta.kv_lens - meta.query_lens
         if bucket is not None:
-            # A token whose slot is in the dummy block is padding. The row's real tokens must not attend to
-            # padding.
+            # Tokens in the dummy block are padding, and no real token may attend to them.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
         lists = whole_step(meta, self._block_size)
@@ -137,14 +132,14 @@ class TritonPagedAttention:
         return min(MAX_PARTS, (self._parts.numel() - 4) // values)
 
     def _layout(self, bucket: Bucket, queries: int, width: int) -> Layout:
-        """Return a layout with enough capacity for each plan that `cut` can make for this bucket."""
+        """Return a layout that is large enough for all results of `cut` for this bucket."""
         tiles = bucket.num_rows * int(num_tiles(np.array(bucket.query_len), queries))
         if tiles >= self._programs:
             return Layout(bucket.num_rows, bucket.num_tokens, tiles, 0)
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """Return the buffer, which all buckets share because only one bucket is planned at a time.
+        """Return the buffer, which all buckets share, because only one of them runs at a time.
 
         The first call allocates the buffer, so the largest bucket must be captured first.
         """
@@ -166,8 +161,8 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the places (int64 [3, t]) and the Work, as views into `there`, the packed lists on the
-        device.
+        """Return the slots and K/V addresses (int64 [3, t]), and the Work, as views into `there`: the packed
+        lists on the device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)
@@ -181,9 +176,8 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return how many programs there are for each KV head.
-
-    On a CPU the number is only 4, because Triton's interpreter runs programs one after another.
+    """Return the number of programs for each KV head. On a CPU this is only 4, because Triton's interpreter
+    runs programs one after another.
     """
     processors = device.num_processors()
     if not processors:
@@ -220,8 +214,8 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
     """Return the largest difference between the kernels' and torch's results for a small example.
 
-    The example has its own pool. Its first row's queries fill a tile with `rows` rows, and the keys fill
-    two spans. The second row has three tokens.
+    The example has its own pool and two rows. In the first row, the queries fill a tile with `rows` rows, and
+    the keys fill two spans. The second row has three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device
     counts = np.array([max(1, rows * spec.num_kv_heads // spec.num_heads), 1], np.int32)

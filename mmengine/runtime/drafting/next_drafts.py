@@ -1,8 +1,8 @@
 """Chooses the next step's drafts. A row gets its drafts from the first drafter that has drafts for it.
 
-After another drafter's drafts, a draft head may add drafts of its own. A drafter may be third-party
-code. If a drafter raises an exception or returns invalid drafts, it counts as having no drafts in this step.
-The failure is counted, and the first failure is logged.
+A draft head may continue another drafter's drafts. A drafter may be third-party code: if a drafter raises an
+exception or returns invalid drafts, its drafts in this step are ignored. Failures are counted, and the first
+failure is logged.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MOST_GOES = 2  # maximum number of a head's proposals for a row in a step; the second follows forced tokens
+# Maximum number of a head's proposals for a row in a step. The second continues after forced tokens.
+MOST_GOES = 2
 
 log = structlog.get_logger("mmengine.operators")
 
@@ -37,8 +38,8 @@ class Drafts(NamedTuple):
 class Drafting:
     """An engine's drafters, preferred drafters first. A drafter's index is its number in the log.
 
-    A row gets at most `most` drafts, and at most as many drafts as its answer may still have tokens. Only
-    drafts that the row's grammar allows are used.
+    A row gets at most `most` drafts, and no more drafts than remaining output tokens. All drafts conform to
+    the row's grammar.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Drafting:
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
     def skip(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Update the drafters after a step without drafts. `counts` None: one token for each row."""
+        """Add the tokens of a step after which no drafts are needed. `counts` None: one token for each
+        row.
+        """
         self._texts.append_later(rows, token_ids, counts)
 
     def drafts(
@@ -133,9 +136,7 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: HeadDrafter, states: TargetStates | None) -> bool:
-        """Let the head read the step. Returns False if the head failed, so that it must not draft after this
-        step.
-        """
+        """Let the head read the step. Returns False if the head failed and must not draft after this step."""
         if not head.is_asked:
             if states is not None:
                 head.wait(states)
@@ -157,8 +158,7 @@ class Drafting:
     ) -> None:
         """Put drafter `number`'s tokens for rows[selected] into `out`, within the rows' `limits`.
 
-        A draft head continues after other drafters' tokens. Any other drafter drafts only for rows that
-        have no drafts yet.
+        A draft head continues after other drafters' tokens. All other drafters skip rows that have drafts.
         """
         drafts, found, _ = out
         is_head = self._drafters[number] is self.head
@@ -180,7 +180,7 @@ class Drafting:
     ) -> Proposed | None:
         """Return a drafter's proposal, or None if there is none or it is invalid.
 
-        `given`: other drafters' tokens, after which a head continues.
+        `given`: other drafters' tokens, which a head continues.
         """
         try:
             behind = () if given is None else (given,)
@@ -210,10 +210,10 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> np.ndarray:
-        """Put the proposal for rows[selected] into `out`, as far as the rows' grammars allow it.
+        """Put the proposal for rows[selected] into `out`, up to the first token that a row's grammar forbids.
 
-        Returns the indices in `rows` for rows whose grammar then forced further tokens within `limits`. The
-        drafter may continue after these tokens.
+        Returns indices in `rows`: the rows whose grammar appended forced tokens within `limits`. The drafter
+        may continue after these tokens.
         """
         drafts, found, drafters = out
         first, ends, places = found.copy(), found.copy(), np.arange(self._most)

@@ -1,6 +1,4 @@
-"""Draws tokens with a C++ kernel, which returns the results of filters.py and gumbel.py after one or two
-passes over a row.
-"""
+"""Samples tokens with a C++ kernel, which returns the same tokens as filters.py and gumbel.py."""
 
 import ctypes
 
@@ -9,8 +7,7 @@ import torch
 
 from mmengine.native import library
 
-# Replaces a row's token if the row's two best scores are so close that torch's `log` might select the other
-# token.
+# Returned instead of a token if two scores are so close that torch's `log` might choose the other token.
 UNSURE = -1
 
 
@@ -33,8 +30,8 @@ class _Draw(ctypes.Structure):
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
     """Return a token for each row in float32 logits [r, vocab], int32 [r], or None if there is no kernel.
 
-    For rows with UNSURE the caller must draw the token with torch. `columns` [r]: the rows' records,
-    all with a temperature above 0.
+    The caller must sample rows with UNSURE with torch. `columns` [r]: the rows' sampling parameters, all with
+    a temperature above 0.
     """
     kernels = library.load()
     if kernels is None:

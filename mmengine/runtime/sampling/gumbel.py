@@ -10,8 +10,8 @@ call:
     counter  v // 4, output index, sample index, 0
     word     v % 4
 
-The noise depends on nothing else, in particular not on earlier calls, the batch, the row or the device. The
-random bits are equal on all devices. Only the two logarithms are computed in float32 and may differ slightly.
+Earlier calls, the batch and the row have no influence. The random bits are equal on all devices; only the two
+float32 logarithms may differ slightly.
 """
 
 import numpy as np
@@ -30,13 +30,12 @@ _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
     """Return four words from the generator. All operands and results are int64 tensors with 32-bit values.
 
-    The operands must be broadcastable. A product may wrap in int64 without losing bits, because its high
-    word is computed by a shift and a mask.
+    The operands must be broadcastable. Products may wrap in int64, because only their low 64 bits are used.
     """
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # x1 and x3 are masked in the next round, in which they become part of x2 and x0.
+        # x1 and x3 are masked in the next round.
         p0, p1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x2 = ((p1 >> 32) ^ x1 ^ k0) & _LOW, ((p0 >> 32) ^ x3 ^ k1) & _LOW
         x1, x3 = p1, p0
@@ -51,9 +50,7 @@ def token_bits(
     vocab_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return 32 random bits for each row and token id, int64 [r, vocab_size]. The arguments are integers
-    [r].
-    """
+    """Return 32 random bits for each row and token id, int64 [r, vocab_size], from integer arrays [r]."""
     seeds = seeds.astype(np.int64)
     keys = np.stack((seeds & _LOW, (seeds >> 32) & _LOW, output_index, sample_index)).astype(np.int64)
     low, high, output, sample = upload(keys, device)[:, :, None].unbind(0)
@@ -71,8 +68,8 @@ def gumbel_noise(
 ) -> torch.Tensor:
     """Return standard Gumbel noise, float32 [r, vocab_size], between about -2.8 and 22.9.
 
-    With u = (bits + 1/2) / 2^32 the noise is -log(-log(1 - u)). Only large noise matters for the sample. It
-    results from small u, for which float32 is precise.
+    With u = (bits + 1/2) / 2^32 the noise is -log(-log(1 - u)). Only large noise affects the sample. Large
+    noise results from small u, for which float32 is precise.
     """
     bits = token_bits(seeds, sample_index, output_index, vocab_size, device)
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)

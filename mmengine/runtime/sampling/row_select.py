@@ -1,4 +1,4 @@
-"""Selects rows from a device tensor by indices on the host, without a copy if all rows are selected."""
+"""Selects rows of a device tensor by host indices."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""Finds URLs and file paths that name media in a prompt, and replaces them, for example by fetched bytes.
+"""Finds URLs and file paths of media in a prompt, and replaces them, for example by fetched bytes.
 
-Only the message fields in which processors look for media are searched.
+Only message fields in which processors expect media are searched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,8 @@ Replace = Callable[[str, Place], str | bytes]
 def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
     """Return the messages with each reference replaced by `replace`.
 
-    Invalid messages stay unchanged, and the processor reports them later. With `reads_files`, `file:` URLs
-    and paths count as references.
+    Invalid messages stay unchanged; the processor reports them later. With `reads_files`, `file:` URLs and
+    paths are references too.
     """
     walk = _Walk(replace, reads_files)
     return [walk.message(index, message) for index, message in enumerate(messages)]
@@ -54,7 +54,6 @@ def replaced_items(
 
 
 def _beside(modality: str, number: int) -> Place:
-    """Return the position for an item in `Prompt.images` or `Prompt.videos`."""
     return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 

@@ -1,4 +1,4 @@
-"""Routes that load and unload LoRA adapters. The routes have the same paths as in vLLM.
+"""Routes that load and unload LoRA adapters, with the same paths as in vLLM.
 
 The routes require an admin key, and read only folders below --lora-root.
 """
@@ -31,7 +31,7 @@ class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """A body for a call that loads an adapter.
 
     `lora_path`: a folder below --lora-root, as an absolute path or relative to --lora-root. `load_inplace`:
-    replace an adapter that is already loaded under this name.
+    replace a loaded adapter with the same name.
     """
 
     lora_name: str
@@ -112,8 +112,8 @@ class AdapterRoutes:
             return await asyncio.to_thread(decode_body, data, decode)
 
     def _folder(self, path: str) -> Path:
-        """Return the adapter's folder. Raises ApiError if the folder or one of its files lies outside the
-        root after all symbolic links are resolved.
+        """Return the adapter's folder. Raises ApiError if the folder or a file is outside the root after
+        resolving symbolic links.
         """
         assert self._root is not None
         if len(path) <= MAX_PATH_CHARS:

@@ -1,5 +1,5 @@
-"""The ASGI application. For each call, the application checks the API key, calls the route's endpoint, and
-converts errors to responses. The application also runs the server's background tasks.
+"""The ASGI application: checks the API key, calls the route's endpoint, and converts errors to responses.
+Also runs the server's background tasks.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import Tracing
 
 LAG_EVERY_S = 0.5
-# The status in logs and metrics for a client that disconnected before its response began, as in nginx.
+# The status in logs and metrics if the client disconnects before the response begins, as in nginx.
 LEFT_STATUS = 499
 # HTTP methods that have a metrics label of their own.
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
@@ -73,8 +73,8 @@ class App:
 
     `names`: the names under which the model is served. `media_fetcher`: fetches media from URLs and local
     files; if None, the server refuses URLs and local files. `storage`: stored files, batches and responses;
-    None for a server without a log. `tracing`: receives a span for each call. `live`: the log folder that
-    /live shows. `admin_keys`: keys that may load adapters.
+    None for a server without a log. `tracing`: receives an OpenTelemetry span for each call. `live`: the log
+    folder that /live shows. `admin_keys`: keys that may load adapters.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        # The tenants must be known before the registries below take their recovered requests.
+        # Must come before the registries below, which need the tenants of their recovered requests.
         self.admission.keep_tenants((one.request_id, one.tenant) for one in engine.recovered_requests())
         fetches, texts = FetchMetrics(media_fetcher), TokenTexts(engine.processor.tokenizer)
         recovered_rows = RecoveredRows(engine, storage.batches) if storage is not None else None
@@ -144,7 +144,7 @@ class App:
         self._patterns = [route for route in routes if "{" in route.path]
         # Most calls have a path without parameters. The router handles the remaining calls.
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
-        # Caches the counter and the histogram of each route, method and status, because `labels` is slow.
+        # Caches the metrics of each (route, method, status), because prometheus_client's `labels` is slow.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._router = Router(routes, redirect_slashes=False, default=refuse_unknown_route)
 
@@ -184,7 +184,7 @@ class App:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
-        # Raised by the router for a known path with a method that the route does not have.
+        # The router raises this for a method that the path's route does not have.
         except HTTPException:
             allowed = self._allowed_methods(scope)
             text = f"{scope['method']} is not allowed on this route; use {allowed}"
@@ -246,7 +246,7 @@ class App:
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
     def count_probe(self, is_alive: bool) -> None:
-        """Count a call of /health/live to which the acceptor's thread responded. Thread-safe."""
+        """Count a call of /health/live. The acceptor's thread responds to these calls. Thread-safe."""
         self.metrics.requests.labels("/health/live", "GET", "200" if is_alive else "503").inc()
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -279,9 +279,7 @@ class App:
             await self.calls.flush()
 
     def close_pages(self) -> None:
-        """End the live pages' connections when the server shuts down. These connections do not end by
-        themselves.
-        """
+        """Close the live pages' connections, which would otherwise stay open while the server shuts down."""
         if self._live is not None:
             self._live.close()
 

@@ -38,9 +38,7 @@ decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 
 
 class ServiceRoutes:
-    """The service routes. `reader` parses the conversations in /tokenize bodies, in the same way as for chat
-    completions.
-    """
+    """The service routes. `reader` parses conversations in /tokenize bodies, as for chat completions."""
 
     def __init__(
         self,
@@ -176,9 +174,7 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """Return the prompt for the body. A chat completion with the same fields would have the same prompt.
-    Raises ApiError.
-    """
+    """Return the same prompt as a chat completion with these fields. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:

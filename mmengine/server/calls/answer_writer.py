@@ -9,17 +9,16 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.stored_responses import StoredResponses
 
-TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. The log has the answer in the meantime.
+TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. Until then, the log has the answer.
 AGAIN_S = 1.0  # Seconds until a failed write is repeated.
 MAX_TOGETHER = 256  # Maximum number of answers per write.
-MAX_WAITING = 256  # If the store fails and this many answers are waiting, new calls are refused.
+MAX_WAITING = 256  # If the store fails, new calls are refused at this number of answers.
 
 
 class AnswerWriter:
     """A queue of answers that wait to be written to the store. Belongs to a single event loop.
 
-    `stored` is called with the calls whose answers are durable on disk, so that the log may delete these
-    answers.
+    `stored` is called with the calls whose answers are on disk. The log may then delete these answers.
     """
 
     def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
@@ -40,9 +39,7 @@ class AnswerWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def drop(self, call: DetachedCall) -> None:
-        """Remove a call from the queue, and wait for a write in progress. Afterwards no write contains the
-        call.
-        """
+        """Remove a call from the queue, and wait for a write in progress, which may contain the call."""
         self._waiting.pop(call, None)
         async with self._writes:
             pass

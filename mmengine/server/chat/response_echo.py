@@ -9,8 +9,8 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
-    """Return `value` as JSON. If the JSON equals `default`, return the object `default` itself, because
-    msgspec omits a field only if its value is the identical object.
+    """Return `value` as JSON. If equal to `default`, return `default` itself, because msgspec omits only
+    fields with the identical default object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
@@ -20,7 +20,7 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     """The call parameters that a response object repeats. Raw fields contain JSON.
 
     `store`: whether the server stores the response. `input`: for a stored response, the call's input items as
-    a JSON list. In the list, the text sha256:DIGEST replaces media that were sent as data.
+    a JSON list, with sha256:DIGEST instead of media data.
     """
 
     instructions: str | None = None
@@ -42,5 +42,5 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    # In the log, True means that the input is too large for the log and only in the store.
+    # True in the log means that the input is only in the store, because it is too large.
     is_begun: bool = False

@@ -1,15 +1,15 @@
 """Converts field paths in error messages to the paths in the client's body, for the Responses and Messages
 APIs.
 
-The server converts the bodies of these APIs to a chat body, so errors name paths in the chat body. A table of
-path prefixes maps each of these paths back to the client's body.
+The server converts these bodies to a chat body, so errors name paths in the chat body. A table of path
+prefixes maps these paths to the client's body.
 """
 
 from typing import NamedTuple
 
 from mmengine.errors import FieldPath
 
-INDEX = None  # Matches any index in a prefix. In a replacement, stands for the matched index.
+INDEX = None  # In a prefix, matches any index. In a replacement, inserts the matched index.
 Prefix = tuple[str | None, ...]
 Renames = tuple[tuple[Prefix, Prefix], ...]
 
@@ -17,8 +17,8 @@ Renames = tuple[tuple[Prefix, Prefix], ...]
 class Place(NamedTuple):
     """A chat message's path in the client's body.
 
-    `parts`: the paths for the message's content parts. A part that is missing from `parts` has the path
-    content / index below the message.
+    `parts`: the paths of the message's first content parts. Each further part has the path content / index
+    below the message.
     """
 
     message: FieldPath
@@ -34,7 +34,7 @@ class FieldNames(NamedTuple):
     `places`: an entry for each chat message. `renames`: pairs of a chat path prefix and its replacement; the
     first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body uses
     the chat names. `tools`: each chat tool's index in the client's body; empty if both bodies have the same
-    indices. `allowed`: the indices for the allowed tools in tool_choice.
+    indices. `allowed`: the same for the allowed tools in tool_choice.
     """
 
     places: tuple[Place, ...]

@@ -1,5 +1,5 @@
-"""Converts the tools and the answer format of a Responses body to the fields of a chat body, and to the
-fields that a response object repeats.
+"""Converts the tools and the answer format of a Responses body to chat fields, and to the fields that the
+response object repeats.
 
 The functions raise ApiError only for mistakes that the conversion would hide. The chat reader reports all
 other mistakes.
@@ -24,8 +24,8 @@ _encode = msgspec.json.encode
 
 
 def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return the chat tools by their index in the client's body. On a lenient server, tools that OpenAI or
-    Codex defines are ignored.
+    """Return the chat tools by their index in the client's body. On a lenient server, built-in tools of
+    OpenAI and Codex are ignored.
 
     Raises ApiError for an invalid tool, and if no tool is left.
     """
@@ -68,8 +68,8 @@ def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
 
 
 def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Json | None:
-    """Convert `tool_choice` to the chat format, in which an object `function` contains the function's
-    name. On a lenient server, tools of OpenAI's server are left out of the allowed tools.
+    """Convert `tool_choice` to the chat format, in which an object `function` contains the name. On a lenient
+    server, OpenAI's built-in tools are removed from the allowed tools.
     """
     if not isinstance(given, dict):
         return given
@@ -89,8 +89,8 @@ def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Jso
 
 
 def allowed_places(given: str | Json | None) -> tuple[int, ...]:
-    """Return the indices of the allowed tools that a lenient server keeps. Tools that run on OpenAI's server
-    are left out. If no function and no custom tool is allowed, all indices are returned.
+    """Return the indices of the allowed tools without OpenAI's built-in tools. If no function and no custom
+    tool is allowed, return all indices.
     """
     tools = given.get("tools") if isinstance(given, dict) else None
     listed = tools if isinstance(tools, list) else []

@@ -1,7 +1,7 @@
-"""Reads a draft head's folder: the configuration, and an entry for each tensor. The entries are checked, but
-the weights are not read.
+"""Reads and checks a draft head's configuration and tensor shapes, without reading the weights. config.json
+and the tensors must agree.
 
-config.json and the tensors must agree. Settings that are missing in config.json are derived from the tensors.
+Settings that are missing in config.json are derived from the tensors.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ DEFAULT_DRAFTS = 4
 class HeadFolder:
     """A head's configuration, and where its tensors are stored.
 
-    `target_ids` (int64 [draft_vocab_size]) maps the head's token ids to the target's token ids. None means
-    that head and target have equal ids.
+    `target_ids` (int64 [draft_vocab_size]) maps the head's token ids to the target's. None: the ids are
+    equal.
     """
 
     config: HeadConfig
@@ -59,8 +59,9 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers` (each i means L_in(i)) replaces the file's layers. Raises ModelError if the folder is invalid
-    or does not fit the target, and ConfigError if `num_drafts` is not between 0 and 7.
+    `aux_layers` replaces the file's layers; i means the hidden states that enter layer i. Raises ModelError
+    if the folder is invalid or does not fit the target, and ConfigError if `num_drafts` is not between 0 and
+    7.
     """
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))

@@ -9,12 +9,12 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
 
-MAX_HELD = 64 * 2**10  # A longer schema is passed to llguidance inside a Lark grammar, to release the GIL.
+MAX_HELD = 64 * 2**10  # Longer schemas go to llguidance inside a Lark grammar, which releases the GIL.
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def has_unlimited_numbers(text: str) -> bool:
-    """Return whether a normalized schema allows some number with any number of digits."""
+    """Return whether a normalized schema allows numbers with any number of digits."""
     schema: Json = msgspec.json.decode(text, type=dict)
     del schema["x-guidance"]
     definitions = schema.pop("$defs", {})
@@ -35,8 +35,8 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` counts as a limit on digits. The exception is 1, 0.1, 0.01 and so on for the type number,
-    because these limit only the decimal places.
+    A `multipleOf` counts as a limit, except 1, 0.1, 0.01 and so on for the type number, which limit only the
+    decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False

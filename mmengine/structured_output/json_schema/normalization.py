@@ -1,12 +1,12 @@
-"""Normalizes a JSON Schema: rewrites the schema to a JSON Schema that a grammar engine enforces exactly.
+"""Rewrites a JSON Schema to a JSON Schema that a grammar engine enforces exactly.
 
     text or dict ──► reading/    read with limits, translate to draft 2020-12, resolve references
                  ──► rewriting/  expand $ref, allOf, anyOf, oneOf … into shapes (constraints/)
                  ──► rewriting/satisfiability.py  refuse a schema without values, or recursion without a base
                  ──► emission/   write the JSON Schema subset that is enforced exactly, within the bounds
 
-No keyword is dropped silently. A keyword is enforced, or refused with its name and JSON pointer, or is an
-annotation. Unknown keywords and formats are annotations by the specification, and the notes list them.
+A keyword is enforced, or refused with its name and JSON pointer, or is an annotation. Unknown keywords and
+formats are annotations by the specification, and the notes list them.
 """
 
 from collections.abc import Mapping
@@ -38,13 +38,10 @@ def normalize_schema(
 ) -> NormalizedSchema:
     """Return the schema for the grammar engine as self-contained JSON text, with notes.
 
-    Equal inputs always give equal texts.
-
-    `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents to
-    which references may lead; no document is ever fetched. With `strict_keywords`, unknown keywords are
-    refused; otherwise they are annotations, and the notes list them. If a part is invalid, contradictory or
-    cannot be enforced exactly, raises SchemaRefused (an InvalidRequest) with the keyword and the JSON
-    pointer.
+    `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to the documents
+    that references may use; no document is fetched. With `strict_keywords`, unknown keywords are refused.
+    Raises SchemaRefused (an InvalidRequest) with the keyword and the JSON pointer if a part is invalid,
+    contradictory or cannot be enforced exactly.
     """
     with paused_collection(), limited_work():
         try:

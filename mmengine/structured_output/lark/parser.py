@@ -1,4 +1,4 @@
-"""Parses a Lark grammar into rules. Terminals are treated like rules.
+"""Parses a tool's Lark grammar into rules. Terminals are treated like rules.
 
 The parser refuses %ignore and other directives (except %import), rules with options or parameters, terminals
 with & or ~, and special tokens.
@@ -12,16 +12,16 @@ from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_rege
 from mmengine.structured_output.regex.sets import WORD, Ranges
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, references
 
-MAX_CHARS = 64 * 1024  # Maximum number of characters in a tool's grammar.
-MAX_RULES = 2_000  # Maximum number of rules and terminals in a tool's grammar.
+MAX_CHARS = 64 * 1024  # Maximum number of characters in a grammar.
+MAX_RULES = 2_000  # Maximum number of rules and terminals in a grammar.
 MAX_NESTING = 64  # Maximum nesting depth of groups.
 MAX_REPEATS = 10_000  # Maximum count of a repetition.
 _WHITE: Ranges = [
     *((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
 ]
-# Lark's engines define \d and \w as Unicode classes, of which the sets below are subsets. A negated class
-# would be too large, so \D and \W are not supported.
+# Subsets of Lark's Unicode classes. \D and \W are not supported: a negated subset would match characters that
+# Lark's class excludes.
 _CLASSES = {"d": [(48, 57)], "w": WORD, "s": _WHITE}
 _NEGATED_CLASS = re.compile(r"\\[DW]|\[\^(?:\\.|[^\]\\])*?\\[dwDW]")
 _TOKEN = re.compile(
@@ -39,14 +39,11 @@ _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?"
 
 
 class UnsupportedLark(ValueError):
-    """Raised for a grammar that is invalid or not supported.
-
-    The message is written for the grammar's author.
-    """
+    """Raised for a grammar that is invalid or not supported."""
 
 
 def parse_lark(text: str) -> dict[str, Node]:
-    """Return the rules and terminals by name. Texts begin at the rule `start`. Raises UnsupportedLark."""
+    """Return the rules and terminals by name, including the rule `start`. Raises UnsupportedLark."""
     if len(text) > MAX_CHARS:
         raise UnsupportedLark(f"it has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     rules = _Parser(text).rules()

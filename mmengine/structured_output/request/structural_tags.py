@@ -1,12 +1,12 @@
-"""Reads structural tags: free text in which a trigger begins a tag. A tag contains JSON that matches the
-tag's schema.
+"""Reads the response format "structural_tag": free text with tags. A tag contains JSON that matches the tag's
+schema.
 
     text … <function=get_weather>{"city": "Oslo"}</function> … text
            ╰─trigger─╯          │                │
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
-Free text contains no trigger, because a trigger always begins a tag. To make texts unambiguous, no trigger
-may contain another trigger, and no tag's `begin` may start with another tag's `begin`.
+A trigger always begins a tag, so free text contains no trigger. No trigger may contain another trigger, and
+no tag's `begin` may start with another tag's `begin`.
 """
 
 from collections.abc import Mapping
@@ -54,8 +54,8 @@ def structural_tag(where: FieldPath, given: Any) -> str:
     """Return a structural tag as a GrammarRequest's source (see spec.py).
 
     `given` is {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
-    "stop_after_first" and "bounds". Raises an InvalidRequest that names the field and, for a schema, the
-    keyword and its JSON pointer.
+    "stop_after_first" and "bounds". Raises InvalidRequest with the field and, for a schema, the keyword and
+    its JSON pointer.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
@@ -104,9 +104,8 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 
 
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
-    """Return whether every value of a normalized schema ends with a bracket or a quotation mark.
-
-    The text itself shows where a value with such an end is complete.
+    """Return whether all values of a normalized schema end with a bracket or a quotation mark. Such an end
+    shows that the value is complete.
     """
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
@@ -134,7 +133,7 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
 
 def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    # In sorted order, a text comes directly before the texts that begin with it.
+    # In sorted order, a text and the texts that begin with it are neighbours.
     for n, m in zip(order, order[1:]):
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(

@@ -1,8 +1,7 @@
-"""Generates training texts without pictures: small tasks, filler prose for long prompts, and facts to look up
-in this prose.
+"""Generates training texts without pictures: small tasks, filler prose for long prompts, and facts to find in
+this prose.
 
-The answers come from small closed sets. High accuracy on them shows that the tasks were learned, not that the
-model can calculate in general.
+The answers come from small sets, so high accuracy does not show that the model can calculate in general.
 """
 
 import json
@@ -143,7 +142,9 @@ def filler(rng: random.Random, sentences: int) -> str:
 
 
 def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tuple[str, str]]]:
-    """Return prose with `number` facts shuffled into `sentences` filler sentences, and a question on each."""
+    """Return prose with `number` facts among `sentences` filler sentences, and a (question, answer) for each
+    fact.
+    """
     names = rng.sample(NAMES, number)
     known = [f"{name} has {named(rng.choice(list(COLOURS)))} {rng.choice(SHAPES)}." for name in names]
     lines = known + [filler(rng, 1) for _ in range(sentences)]

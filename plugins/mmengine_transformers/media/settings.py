@@ -1,7 +1,6 @@
 """Runs transformers' processor on one image or video at a time, in a decoding worker or in the engine.
 
-mmengine's own code first loads the image (sizes, formats, EXIF, limits). The processor then gets the image's
-pixels.
+mmengine's own code decodes the image and checks its size and format. The processor gets the pixels.
 """
 
 import json
@@ -30,7 +29,7 @@ _VIDEO_OPTIONS = frozenset(
         *("video_start", "video_end", "sample_fps", "raw_fps"),
     }
 )
-# Processor outputs about prompt tokens. They are dropped, because mmengine writes the prompt tokens itself.
+# Processor outputs about prompt tokens. mmengine writes the prompt tokens itself and ignores these outputs.
 _TEXT_KEYS = frozenset(
     {
         *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"),
@@ -39,19 +38,19 @@ _TEXT_KEYS = frozenset(
 )
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _INTERVAL = "second_per_grid_ts"
-MAX_PACKED_BYTES = 2**30 - 2**23  # Maximum size of an item's tensors, less than a decoding worker may send.
+MAX_PACKED_BYTES = 2**30 - 2**23  # Maximum size of an item's tensors, below a decoding worker's limit.
 
 
 @dataclass(frozen=True, slots=True)
 class HostedMedia:
     """Implements MediaSettings with the processor of the model in `folder`.
 
-    `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes no such items.
-    `image_prompt`, `video_prompt`: the texts with which the processor accepts one item. `no_video`: why the
-    model takes no videos. `video_template`: the chat template that the processor prefers for messages with
-    videos, or "". `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the
-    tokens that the embeddings of an item replace.
-    `indicators`: the tokens that constants of the model replace. `identity`: the processor's digest.
+    `image`, `video`: an item's placeholder in a prompt; "" if the model does not support the modality.
+    `image_prompt`, `video_prompt`: a prompt with one item for the processor. `no_video`: why the model takes
+    no videos. `video_template`: the chat template that the processor prefers for messages with videos, or "".
+    `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the tokens that an item's
+    embeddings replace. `indicators`: the tokens whose embeddings are constants of the model. `identity`: the
+    processor's digest.
     """
 
     folder: str
@@ -103,15 +102,15 @@ class HostedMedia:
         return self._packed("video", video_arguments(frames, metadata), check_length, where)
 
     def _check_early(self, modality: str, size: tuple[int, ...], check_length: CheckLength) -> None:
-        """Check the length of the item before its pixels are processed, if the processor can tell the
-        length.
+        """Check the item's number of tokens before its pixels are processed, if the processor can compute
+        it.
         """
         count = getattr(self._processor, "_get_num_multimodal_tokens", None)
         if count is None:
             return
         try:
             expected = count(**{f"{modality}_sizes": [size]})[f"num_{modality}_tokens"][0]
-        except Exception:  # Not every processor can tell the length. It is checked again later.
+        except Exception:  # This processor cannot compute the length. It is checked again later.
             return
         check_length(int(expected))
 
@@ -162,7 +161,7 @@ class HostedMedia:
 
 
 def video_arguments(frames: np.ndarray, metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments with which a processor takes sampled frames, uint8 [t, 3, h, w]."""
+    """Return the processor's arguments for sampled frames, uint8 [t, 3, h, w]."""
     return {
         "videos": [frames],
         "video_metadata": [dict(metadata)],
@@ -174,11 +173,11 @@ def video_arguments(frames: np.ndarray, metadata: Mapping[str, object]) -> dict[
 def process(
     processor: Any, modality: str, prompt: str, media: Mapping[str, object]
 ) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
-    """Return the text that the processor writes for one item, and the item's tensors: name -> (torch's dtype,
-    stored values).
+    """Return the text that the processor inserts for one item, and the item's tensors: name -> (torch's
+    dtype, stored values).
 
-    `prompt`: a text that stands for the item. Raises ModelError if the processor does not tell which text it
-    writes.
+    `prompt`: a prompt with one placeholder. Raises ModelError if the processor does not report the inserted
+    text.
     """
     out = processor(text=prompt, **media, return_text_replacement_offsets=True, return_tensors="pt")
     found = out.get("text_replacement_offsets")

@@ -1,8 +1,7 @@
 """Implements vLLM's SchedulerInterface with mmengine's core: `--scheduler-cls mmengine_vllm.Scheduler`.
 
-vLLM's loop calls `schedule`, executes the step on its workers, and calls `update_from_output`. The first call
-is the first half of a step of the core, and the second call is the second half. Drafts arrive between the two
-calls.
+vLLM's loop calls `schedule`, which begins a step of the core. vLLM's workers then run the step, and
+`update_from_output` finishes it. Drafts arrive between these two calls.
 """
 
 import os
@@ -40,9 +39,7 @@ LOG = "MMENGINE_LOG"
 
 
 class HostExecutor:
-    """The core's executor: vLLM's workers execute the plans, and the Scheduler hands the workers' results to
-    the core.
-    """
+    """The core's executor. vLLM's workers execute the plans, and the Scheduler sets `result`."""
 
     needs_plan = True
 
@@ -93,7 +90,7 @@ class Scheduler(SchedulerInterface):
         self._executor = HostExecutor()
         host = f"vllm {vllm.__version__}"
         self.core = RowDrivenCore(config, self._executor, sink=_log(), fingerprints={"executor": host})
-        self.requests: dict[str, VllmObject] = {}  # requests that have not ended, by id
+        self.requests: dict[str, VllmObject] = {}  # unfinished requests, by id
         self._steps = WorkerSteps(
             self.core.view,
             self.requests,
@@ -148,7 +145,7 @@ class Scheduler(SchedulerInterface):
         return found
 
     def has_request(self, request_id: str) -> bool:
-        """Return whether the request has not ended. vLLM 0.33 calls this method."""
+        """Return whether the request is unfinished. vLLM 0.33 calls this method."""
         return request_id in self.requests
 
     def _forget(self, request: VllmObject) -> None:
@@ -196,7 +193,7 @@ class Scheduler(SchedulerInterface):
                 self.core.grammar_ready(name)
 
     def _preempted(self) -> list[str]:
-        """Return the requests that lost their rows in this step, by id."""
+        """Return the ids of the requests that this step preempted."""
         number = self.core.state.num_preempted
         if number == self._num_preemptions:
             return []
@@ -244,9 +241,7 @@ class Scheduler(SchedulerInterface):
         return answer
 
     def _finish(self, results: VllmObject) -> dict[int, list[EngineCoreOutput]]:
-        """Give the workers' results for the oldest step to the core, and return the outputs for each
-        client.
-        """
+        """Pass the workers' results for the oldest step to the core, and return each client's outputs."""
         plan, names = self._plans.popleft()
         if len(plan.sample) < len(names):
             names = [names[place] for place in plan.sample.tolist()]
@@ -264,7 +259,7 @@ class Scheduler(SchedulerInterface):
         return made
 
     def _take_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs that belong to no step."""
+        """Return each client's outputs for requests that ended during `schedule`."""
         made = self._outputs.of_late(outputs)
         self._forget_ended(outputs)
         return made
@@ -282,7 +277,7 @@ class Scheduler(SchedulerInterface):
             if request is None or state is None or state.row < 0:
                 continue
             if view.num_computed[state.row] != view.num_tokens[state.row] - 1:
-                continue  # a part of the prompt is not computed yet, so these drafts are meaningless
+                continue  # the prompt is not fully computed, so these drafts are meaningless
             tokens = self._manager.validate_tokens(request, list(tokens))
             rows.append(state.row)
             counts.append(len(tokens))
@@ -320,9 +315,7 @@ class Scheduler(SchedulerInterface):
         return True
 
     def reset_encoder_cache(self) -> None:
-        """Make later requests miss the encoder cache. Older entries stay until the cache evicts them in LRU
-        order.
-        """
+        """Make later requests miss the encoder cache. Older entries stay until LRU eviction."""
         self._encoder_resets += 1
 
     def get_request_counts(self) -> tuple[int, int]:
@@ -350,8 +343,8 @@ def _encoder_sizes(vllm_config: VllmObject, mm_registry: VllmObject) -> tuple[in
 
 
 def _log() -> Sink | None:
-    """Return a log writer for the folder in MMENGINE_LOG, or None if the variable is not set. If this folder
-    contains a log, the writer gets the next free folder.
+    """Return a log writer for the folder MMENGINE_LOG, or None if the variable is not set. If the folder
+    contains a log, the writer uses the next free folder.
     """
     if not (place := os.environ.get(LOG)):
         return None

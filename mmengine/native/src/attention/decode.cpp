@@ -1,9 +1,8 @@
-// Attention for the one query of a decoding row, or the few queries of a row whose drafts are verified: dot products
-// and weighted sums that read K and V once.
+// Attention for rows with one query (decode) or a few queries (verification of drafts). Reads K and V once.
 //
 // A span of kSpan tokens is processed at a time: scores for all heads of all queries, softmax, then weighted sums of
-// the values. Spans have fixed positions in a row, so a result depends neither on how work is divided nor on whether a
-// token is one of several queries.
+// the values. Spans start at multiples of kSpan, so a query's result does not depend on the division of work or on the
+// number of queries.
 #include <cstring>
 
 #include "attention/decode_products.h"
@@ -12,8 +11,7 @@
 namespace mm {
 namespace {
 
-// One row's working memory. `heads` are the heads of all its queries, ordered by KV head and then by query, counted
-// from the task's first head.
+// One row's working memory. `heads` counts the task's heads of all queries, ordered by KV head and then by query.
 template <class T>
 struct Row {
   using Query = typename Dot<T>::Query;
@@ -41,17 +39,17 @@ struct Row {
 
   int query_of(int head) const { return head % group / own; }
 
-  // The number of a head among a query's heads.
+  // The index of a head within its query.
   int head_of(int head) const { return head / group * own + head % own; }
 
   // The offset of a head's values in q and in the result.
   int64_t place(int head, int64_t stride) const { return query_of(head) * stride + (int64_t)head_of(head) * d; }
 
-  // The first place in the span at `at` that is computed, a multiple of kTokens.
+  // The index in the span at `at` of the first computed token, rounded down to a multiple of kTokens.
   int first_place(int at) const { return first[0] > at ? (first[0] - at) / kTokens * kTokens : 0; }
 
-  // Finds the keys of the span that starts at `at`, and returns their number. The list is padded at both ends, so that
-  // it consists of whole groups of kTokens.
+  // Finds the keys of the span that starts at `at`, and returns their number. The list `k` is padded at both ends to
+  // whole groups of kTokens.
   int find(const T* kv, const Places& places, int at, int kv_len) {
     const int count = kv_len - at < kSpan ? kv_len - at : kSpan, skip = first[0] - at;
     for (int t = first_place(at); t < round_up(count, kTokens); t++)  // the padding repeats the nearest token
@@ -60,7 +58,7 @@ struct Row {
   }
 };
 
-// Scores of the span's tokens [from, count), while `ahead` prefetches its values.
+// Computes the scores of the span's tokens [from, count), while `ahead` prefetches the span's values.
 template <class T>
 void score_span(Row<T>& row, int from, int count, Ahead<T> ahead) {
   const int lines = (int)round_up(kTokens * row.d * (int64_t)sizeof(T), 64) / 64;
@@ -99,7 +97,7 @@ void mix_span(Row<T>& row, int from, int count, Ahead<T> ahead) {
 MM_INLINE void put(float* to, float value) { *to = value; }
 MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
-// Turns the scores of the span at `at` into the weights of its `tokens`; a token that a query does not see gets 0.
+// Turns the scores of the span at `at` into softmax weights. A token that a query does not see gets 0.
 template <class T>
 void soften_span(Row<T>& row, const AttentionRules& rules, int at, int tokens, int kv_len) {
   for (int head = 0; head < row.heads; head++) {

@@ -1,4 +1,5 @@
-// The gated delta net: convolution, gates, the recurrence, the norm of its output, and the inputs kept for later steps.
+// The gated delta net: convolution, gates, recurrence, output norm, and the inputs stored for later steps. S is the
+// recurrent state [key_dim, value_dim] of a head.
 #include "layers/delta.h"
 
 #include <algorithm>
@@ -36,12 +37,12 @@ struct Mixer {
     return (char*)step.pending +
            (step.rows[row] * step.pending_row + layer * step.pending_layer + place * input_width()) * kBytes;
   }
-  // Returns the address of S's columns from `column` on, a multiple of kBlock.
+  // Returns the address of S's column `column`, a multiple of kBlock.
   float* state(int slot, int head, int column) const {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
            ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
-  // Addresses of the values for one head and one token of work: q with k after it; v; the decay and beta.
+  // Addresses for one head and one token: q followed by k, v, and the decay followed by beta.
   float* q(int key_head, int64_t work) const {
     return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
   }
@@ -50,7 +51,7 @@ struct Mixer {
   }
   float* gates(int head, int64_t work) const { return step.gates + (head * (int64_t)step.num_work + work) * 2; }
 
-  // Returns the convolution's input for token `at` of the row's work; a negative `at` means an earlier input.
+  // Returns the convolution's input for token `at` of the row's work. A negative `at` means an input before the work.
   const char* channels(int row, int at) const {
     if (at < 0) return conv(step.slots[row]) + (sizes.taps - 1 + at) * width() * kBytes;
     const int before = stayed(row);
@@ -115,8 +116,8 @@ struct Mixer {
     }
   }
 
-  // Runs all work of a row over N registers of a head's columns. The certain tokens update S in place; the tokens after
-  // them update a copy.
+  // Runs the recurrence of a row for N registers of a head's columns. Certain tokens update S in place; the drafts that
+  // follow update a copy.
   template <int N>
   void recur(int row, int head, int column) const {
     alignas(64) float drafted[MM_MAX_KEY_DIM * kBlock];
@@ -153,9 +154,9 @@ struct Mixer {
     for (int n = 0; n < N; ++n) seen[n] = sums[n];
   }
 
-  // Processes one token, whose q and k begin at `qk`, in one pass: updates S, computes the output, and with NEXT the
-  // next token's S'k. On entry `seen` is the token's update along its k: beta (v - S'k). With the last token, the next
-  // block is prefetched; otherwise a step with one token per row would wait for memory half of its time.
+  // Processes one token in a single pass over S: updates S, computes the output, and with NEXT the next token's S'k.
+  // `qk`: the token's q, followed by its k. `seen` on entry: the update of S along k, beta (v - S'k). The last token
+  // prefetches the next block. Without that, a step with one token per row would wait for memory half of its time.
   template <int N, bool NEXT>
   MM_INLINE_MEMBER void correct(float* s, const float* qk, float decay, wide* seen, wide* out) const {
     wide sums[N] = {}, nexts[N] = {}, delta[N];
@@ -177,7 +178,7 @@ struct Mixer {
     for (int n = 0; n < N; ++n) out[n] = sums[n], seen[n] = nexts[n];
   }
 
-  // Norms a token's heads, and applies their gates.
+  // Normalises a token's heads and applies their gates.
   void norm_and_gate(int64_t token) const {
     const char* gate = projected + (token * (width() + values()) + width()) * kBytes;
     for (int head = 0; head < sizes.num_heads; ++head) {
@@ -197,8 +198,8 @@ struct Mixer {
     }
   }
 
-  // Stores a row's last convolution inputs before each kept state and before the end of its certain tokens. The inputs
-  // of the uncertain tokens go to `pending`.
+  // Stores the convolution inputs before each saved state and before the end of the row's certain tokens. The drafts'
+  // inputs go to `pending`.
   void keep_inputs(int row) const {
     for (int kept = step.kept_starts[row]; kept < step.kept_starts[row + 1]; ++kept)
       keep_window(row, step.kept_after[kept], conv(step.kept_slots[kept]));

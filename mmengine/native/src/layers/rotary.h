@@ -1,5 +1,5 @@
-// Computes the tokens' cosines and sines for rotary embeddings from a table. A token has a position on each of several
-// axes (such as time, height and width), and each frequency uses the position on one axis.
+// Copies the tokens' rotary cosines and sines from a table. A token has a position on each of several axes (such as
+// time, height and width), and each frequency uses the position on one axis.
 #pragma once
 
 #include <stdint.h>

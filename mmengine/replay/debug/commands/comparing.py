@@ -1,6 +1,4 @@
-"""The debugger commands on two logs that are open side by side, such as difference, align, other, both and
-compare.
-"""
+"""The debugger commands on two logs that are open side by side."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, find

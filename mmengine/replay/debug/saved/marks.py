@@ -1,5 +1,5 @@
-"""The marks of a log: copies of the state at positions, so that every position can be reached from a nearby
-copy. If a snapshot can hold the state, the copy is packed. Otherwise the state object is copied.
+"""The marks of a log: copies of the state at some positions, from which all other positions are computed. A
+copy is a snapshot if possible, otherwise a copied state object.
 """
 
 from bisect import bisect_right
@@ -28,9 +28,9 @@ class SavedState(Protocol):
 class Mark(NamedTuple):
     """A copy of the state before record `position`.
 
-    `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`: the
-    number to add to the times of the record's process, to get times since the log's first record. `offset`:
-    the byte in the segment at which the record's frame begins.
+    `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`:
+    difference between times since the log's first record and the times of the record's process. `offset`: the
+    record's first byte in its segment.
     """
 
     position: int
@@ -42,9 +42,10 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """The marks of a log, in order. `requests`: the live requests of packed copies. `max_bytes`: maximum size
-    of the copies with these requests. If the copies exceed this size, every second mark is dropped, and the
-    distance between later marks grows.
+    """The marks of a log, in order. `requests`: the requests that packed copies reference. `max_bytes`:
+    maximum size
+    of the copies and requests. Above this size, every second mark is dropped, and the distance between later
+    marks doubles.
     """
 
     def __init__(self, first: Mark, requests: LiveRequests, max_bytes: int = MAX_BYTES):
@@ -89,8 +90,8 @@ class Marks:
 
 
 def states_of(marks: list[Mark]) -> list[SavedState]:
-    """Return the marks' copies and their bases. Each state is listed once, and a base precedes the copies
-    that are compressed against the base.
+    """Return the marks' copies and their bases (compression dictionaries), each once. A base precedes its
+    copies.
     """
     found: dict[int, SavedState] = {}
     for mark in marks:

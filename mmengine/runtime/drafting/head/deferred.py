@@ -1,8 +1,8 @@
-"""Stores the tokens that a draft head has not read yet, while no row may have drafts.
+"""Stores the tokens that a draft head has not read yet.
 
-A step is stored unchanged, which takes almost no time. Before the next drafts are made, this module finds the
-row to which each token belongs, and removes rejected drafts. A finished request's tokens belong to no
-row. A request that begins with the same blocks can still borrow these tokens.
+While no row may have drafts, the head does not run, and steps are only stored. Before the next drafts, each
+token is assigned to its row, and rejected drafts are removed. A finished request's tokens have no row, but a
+request with the same prefix blocks can copy them.
 """
 
 import msgspec
@@ -15,8 +15,7 @@ from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # maximum number of waiting tokens; the embedded checkpoint's states then take 6 MiB
-# MERGED replaces the step number for tokens from steps that were merged. UNOWNED replaces the row for tokens
-# from finished requests.
+# MERGED is the step number of tokens from merged steps. UNOWNED is the row of tokens from finished requests.
 MERGED, UNOWNED = -1, -1
 AT_ONCE = 1024  # maximum number of waiting tokens that the head reads in a step, so that no step takes long
 
@@ -48,7 +47,7 @@ class Deferred:
         self.num_tokens = 0
         self._left: Tokens | None = None  # tokens of earlier steps, which were merged
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
-        self._num_noted = 0  # number of steps that `_has_any` takes into account
+        self._num_noted = 0  # number of steps that `_has_any` includes
         self._has_any = np.zeros(num_rows, bool)
         # For each row, the first step whose tokens belong to the current request of the row.
         self._since = np.full(num_rows, MERGED)
@@ -77,8 +76,7 @@ class Deferred:
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """Give `row` copies of the tokens that wait in `blocks` for other rows. The row's request begins with
-        these blocks.
+        """Copy other rows' waiting tokens in `blocks` to `row`, whose request begins with these blocks.
 
         `table`: the row's block table, int32 [b]. Returns False if tokens that precede the row's own
         waiting tokens are missing.
@@ -110,7 +108,7 @@ class Deferred:
         """
         tokens = self._merged()
         stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == UNOWNED)
-        place = np.full(len(self._has_any) + 1, UNOWNED)  # the last entry stands for UNOWNED
+        place = np.full(len(self._has_any) + 1, UNOWNED)  # the last entry is for UNOWNED
         place[rows] = np.arange(len(rows))
         owner = np.where(stands, place[tokens.rows], UNOWNED)
         others = np.flatnonzero(stands & (owner == UNOWNED))
