@@ -1,7 +1,7 @@
 """Ask two questions about a drawn image concurrently and print each answer as it grows.
 
 Messages from untrusted users need a Prompt with media_options={"local_files": False}. Otherwise the engine
-reads any file that a message names.
+reads any file whose path a message contains.
 """
 
 import asyncio
