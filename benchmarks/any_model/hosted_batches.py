@@ -2,8 +2,8 @@
 transformers. For texts, transformers uses continuous batching. For images, transformers' `generate` answers
 one request after another.
 
-The engine and continuous batching have equal numbers of tokens in the KV cache and tokens per step. Without
-these settings, continuous batching on a CPU allocates 60 % of the machine's memory.
+mmengine and continuous batching have equal KV cache sizes and equal maximum tokens per step. By default,
+continuous batching on a CPU allocates 60 % of the machine's memory.
 """
 
 import gc

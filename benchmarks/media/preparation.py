@@ -3,9 +3,9 @@
     python -m benchmarks preparation
 
 The first part compares two times, each the minimum of 15 runs in ms. In the first, a thread prepares one
-JPEG. In the second, another process receives as many bytes and returns as many pixels. The second part
-measures a text prompt's time to the first token, alone and while 64 large pictures are prepared (medians of
-at most 15 runs).
+JPEG. In the second, another process receives and returns data of the same sizes, without decoding. The second
+part measures a text prompt's time to the first token, alone and while 64 large pictures are prepared (medians
+of at most 15 runs).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Records the six faults, names each fault with `verify`, minimizes each log, and prints a table.
+"""Records the six faults, finds each fault with `verify`, minimizes each log, and prints a table.
 
     build/vllm/bin/python -m examples.vllm_faults.table [FAULT ...] [--out FOLDER]
 
@@ -46,9 +46,7 @@ def minimized(fault, log, out, seconds):
 
 
 def row(fault, folder, seconds):
-    """Record and minimize one fault. Returns the table's row, and whether `verify` found the fault and the
-    minimized log is within the limits.
-    """
+    """Record and minimize one fault. Returns the table's row, and whether the exit code may be 0."""
     sys.argv[1:] = [str(folder / fault)]
     begin, cpu_begin = time.monotonic(), time.process_time()
     with redirect_stdout(StringIO()):

@@ -86,8 +86,8 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
     # int32 [m, 2], (source slot, destination slot) for each admitted row: copies before the forward pass, in
     # order. If the source is NO_STATE, the destination is set to zero.
     begins: np.ndarray
-    # int32 [k, 3], (index among the rows, number of tokens, slot). The slot gets a copy of the row's state
-    # after that number of tokens, which includes no draft.
+    # int32 [k, 3], (index among the rows, number of tokens, slot). The row's state after that number of
+    # tokens is copied to the slot. Drafts are not included.
     kept: np.ndarray
 
 
@@ -105,8 +105,8 @@ class WindowPlan(NamedTuple):
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """A step for an executor, with n scheduled rows, t = num_scheduled.sum() tokens and s rows that sample.
 
-    No other code writes to the arrays after the dispatch, except `block_table`, which is valid until the step
-    is collected.
+    The arrays do not change after the dispatch, except that `block_table` may change after the step is
+    collected.
     """
 
     step: int
@@ -128,8 +128,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     swap_in: np.ndarray | None = None  # host to device
     # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [d, n], the maximum number of drafts from each of the first d drafters for each row. Later
-    # drafters have the limits of the last drafter in the array. Shape [0, 0]: no drafts; None: no limit.
+    # int32 [d, n], the maximum number of drafts for each drafter and row. Drafters from d on have the limits
+    # of drafter d - 1. Shape [0, 0]: no drafts; None: no limit.
     draft_room: np.ndarray | None = None
     # (request id, int32 block ids) for blocks that were fetched from a block store. They are copied to the
     # device before all other copies.
@@ -163,7 +163,7 @@ NO_PLAN = StepPlan(
 def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
     """Return the maximum number of drafts for each row that samples, int32 [s], or None for no limit.
 
-    `drafters`: for each row that samples, the number of its drafter, int [s].
+    `drafters`: the drafter number of each row that samples, int [s].
     """
     room = plan.draft_room
     if room is None:

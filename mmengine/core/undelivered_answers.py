@@ -24,8 +24,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# Maximum number of logprobs in a snapshot, including prompt logprobs. The limit keeps writing within a few
-# ms.
+# Maximum number of logprobs in a snapshot, including prompt logprobs. The limit bounds the time for writing
+# to a few ms.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 

@@ -1,4 +1,4 @@
-"""A request in an ingress, which moves to another replica when its replica fails or drains.
+"""A request in an ingress. The request moves to another replica if its replica fails or drains.
 
 At first a single replica computes the whole request. When this replica dies, hangs or drains, each unfinished
 choice (answer) continues as a separate request on another replica. The new request contains the forwarded
@@ -49,8 +49,8 @@ class RoutedRequest:
     `request` must have a seed. `key`: the routing key that selects replicas. `moved`: called with the reason
     for each move. With a `keeper` the request survives this process, and at most one replica computes the
     request at any time. The next replica begins only after the request has ended in the previous replica's
-    log. After its acceptance, a request with a keeper waits for a replica without a time limit. A later
-    failure is the caller's answer.
+    log. After its acceptance, a request with a keeper waits for a replica without a time limit. If the
+    request fails later, the caller gets the error as the answer.
     """
 
     def __init__(
@@ -235,8 +235,8 @@ class RoutedRequest:
             self._ends.append(message.end)
 
     def _put(self, choice: ChoiceProgress, output: RequestOutput) -> None:
-        """Add an output to its choice, and forward the output. Only the request's last output is left to
-        `_complete`.
+        """Add an output to its choice, and forward the output. `_complete` forwards the request's last
+        output.
         """
         choice.add(output)
         if self.is_over:

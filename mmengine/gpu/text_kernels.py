@@ -26,7 +26,7 @@ def _rotate_kernel(
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """Each program computes one head of one token, as two halves."""
+    """Each program computes one head of one token."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)

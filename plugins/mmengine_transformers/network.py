@@ -89,7 +89,7 @@ class HostedNetwork:
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
     ) -> Tensor:
-        """See VisionLanguageModel. Raises ConfigError with `aux_hidden_states`, which a draft head needs."""
+        """See VisionLanguageModel. Raises ConfigError if `aux_hidden_states` is set (for a draft head)."""
         if aux_hidden_states is not None:
             raise ConfigError(
                 "draft heads need a native implementation, and this model runs on modules of transformers; "

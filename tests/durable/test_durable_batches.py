@@ -66,9 +66,7 @@ def running(folder):
 
 
 def requests_of(num_lines, image_id):
-    """Return request lines: texts and an image, greedy or seeded, some with several answers, logprobs or
-    errors.
-    """
+    """Return batch lines: text or image, greedy or seeded, some with n, logprobs, stop strings or errors."""
     lines = []
     for number in range(num_lines):
         content = [{"type": "text", "text": f"What is shape {number}?"}]
@@ -123,8 +121,8 @@ def answers(client, found):
 
 
 def killed(folder, chosen, kills, num_lines, in_recovery=False):
-    """Kill a batch's server several times and compare its answers. Returns the client's number of unanswered
-    lines at each kill.
+    """Kill a batch's server several times and compare its answers. Returns the number of unanswered lines at
+    each kill, as the client saw them.
     """
     unanswered = []
     with running(folder) as one:

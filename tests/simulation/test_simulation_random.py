@@ -1,5 +1,5 @@
-"""Tests random scenarios with all features: each request gets the same tokens as alone, and `verify` accepts
-the log. A failing seed's scenario file is in the test's temporary folder.
+"""Tests random scenarios with all features: each request gets the tokens of an undisturbed run, and `verify`
+accepts the log. A failing seed's scenario file is in the test's temporary folder.
 """
 
 import json

@@ -9,5 +9,5 @@ from importlib import import_module
 from mmengine.cli.main import main
 
 if __name__ == "__main__":
-    import_module(sys.argv.pop(1))  # plants the bug
+    import_module(sys.argv.pop(1))  # the import installs the bug
     main()

@@ -58,8 +58,9 @@ def is_computed(view: View, req_state: RequestView) -> bool:
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the row's full blocks, up to the limit for one session. With several block groups there are no
-    leases, because a hit also needs the window groups' blocks."""
+    """Return the row's full blocks, up to the limit for one session. With several block groups, return no
+    blocks: a prefix hit would also need the window groups' blocks.
+    """
     if view.num_groups > 1:
         return NO_BLOCKS
     count = min(int(view.num_filled[req_state.row]), view.config.most_leased)

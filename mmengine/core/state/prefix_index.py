@@ -112,7 +112,7 @@ class PrefixIndex:
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            # If this content is new, no recorded block can have it as a parent.
+            # A new content is not yet the parent of any block.
             newest = content == self.next_content - 1
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}

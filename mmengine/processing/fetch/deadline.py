@@ -1,4 +1,4 @@
-"""The deadline and the cancellation of a fetch, for every wait in the fetch."""
+"""A deadline for all waits in a fetch. Cancelling the request also ends the waits."""
 
 import select
 import socket

@@ -67,9 +67,8 @@ class PromptLogprobsGatherer:
             row = int(plan.rows[place])
             prompt = self._by_row[row]
             begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
-            behind = (
-                int(ends[place]) - count - begin
-            )  # index in the step's tokens minus position in the prompt
+            # index in the step's tokens minus position in the prompt
+            behind = int(ends[place]) - count - begin
             last = min(begin + count, len(prompt.token_ids) - 1)
             for start in range(begin, last, POSITIONS_AT_ONCE):
                 stop = min(start + POSITIONS_AT_ONCE, last)

@@ -30,9 +30,8 @@ from mmengine.server.chat.submission import prompt_request_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
-MAX_TRACED = (
-    2**14
-)  # Maximum number of requests without reported times. The oldest requests are dropped first.
+# Maximum number of requests without reported times. The oldest requests are dropped first.
+MAX_TRACED = 2**14
 _OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]

@@ -17,7 +17,7 @@ MAX_DEPTH = 64
 
 
 class Span(NamedTuple):
-    """A scalar, or an empty array or object, at `path`. The value has the bytes from `start` to `end`."""
+    """A scalar, or an empty array or object, at `path`. `start`, `end`: byte positions in the text."""
 
     path: Path
     start: int

@@ -146,8 +146,8 @@ class _Narrow(GenerateJsonSchema):
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
         """Return a schema for bytes.
 
-        A length limit on bytes is not a limit on characters, as in a schema. With UTF-8, the limit therefore
-        restricts the text to ASCII. With base64 or hex, a limit is refused.
+        The type limits the number of bytes, but a schema can only limit the number of characters. With UTF-8,
+        a limit therefore restricts the text to ASCII. With base64 or hex, a limit is refused.
         """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}

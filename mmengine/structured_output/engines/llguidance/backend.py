@@ -40,7 +40,7 @@ MAX_SPELLINGS = 8192  # Maximum number of forced texts with cached tokens.
 # Maximum number of items in a row of the Earley parser's table. Each property that may come next takes four
 # items.
 MAX_ROW_ITEMS = 20_000
-MAX_STEP_ITEMS = 200_000  # Maximum number of items that a mask visits.
+MAX_STEP_ITEMS = 200_000  # Maximum number of items for a mask.
 START_FUEL = 3_000_000
 STEP_FUEL = 2_000_000  # Fuel for a step with a schema.
 TEXT_STEP_FUEL = 200_000  # Fuel for a step with a regex or Lark grammar (llguidance's default).
@@ -201,7 +201,7 @@ class LLGuidance(OfTokenizer):
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        # A mask allows only the first of forced tokens.
+        # If tokens are forced, a mask allows only the first.
         forced = matcher.compute_ff_tokens()
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 

@@ -118,8 +118,7 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 class _Slots:
     """The possible items at each array index.
 
-    The possible items at an index are a list of values, or else a schema: for too many values, or without
-    uniqueItems.
+    The items at an index are a list of values, or a schema if there are too many values or no uniqueItems.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
@@ -209,9 +208,7 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
     first: State = (0, tuple(0 for _ in constraint.contains), frozenset())
     numbers: dict[State, int] = {first: 0}
     waiting, out = [first], ItemAutomaton()
-    told = max(
-        len(constraint.prefix), constraint.low, constraint.high or 0
-    )  # The maximum item count in a state.
+    told = max(len(constraint.prefix), constraint.low, constraint.high or 0)  # Maximum item count in a state.
     for state in waiting:
         place, held, taken = state
         if place >= constraint.low and all(one.low <= count for one, count in zip(constraint.contains, held)):

@@ -28,7 +28,7 @@ def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)
-    assert found is not None  # The caller writes no constraint without any array.
+    assert found is not None  # The caller skips constraints that no array satisfies.
     if not isinstance(found, ItemAutomaton):
         distinct: Json = {
             "values": [part(value) for value in found.values],
