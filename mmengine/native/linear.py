@@ -110,9 +110,9 @@ class ChunkedCodes:
     """A weight [n, k] that is stored as codes and delivered in chunks. `dtype`: the layer's dtype.
 
     `group` consecutive codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the
-    allowed sizes. `int8_rows` (INT8 and INT4 only): the kernels quantise each row of x to int8 with one scale
-    per 32 values, and multiply integers. A float32 layer requires INT8 or INT4 without `int8_rows`, on a CPU
-    where `multiplies_float32` is true.
+    allowed sizes. `int8_rows` (INT8 and INT4 only): the kernels quantise x to int8, with a scale for each 32
+    values of a row, and multiply integers. A float32 layer requires INT8 or INT4 without `int8_rows`, on a
+    CPU where `multiplies_float32` is true.
     """
 
     n: int

@@ -1,6 +1,4 @@
-"""Checks the named invariants while an engine runs: of the state after each event, of the run's history, and
-of each step's plan.
-"""
+"""Checks the invariants of the state, of the run's history and of each step's plan, while an engine runs."""
 
 from collections.abc import Callable, Iterable
 

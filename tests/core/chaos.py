@@ -4,9 +4,9 @@
     python -m tests.core.chaos --seeds 1000 2000    # runs many seeds until one fails
 
 The executor raises errors before or after the forward pass, returns wrong results or rows with NaN, is slow,
-and is interrupted. The log stalls and the clock jumps. Grammars are ready late, fail, or are reported for
-requests without a grammar. Clients disconnect, deadlines pass, request ids are used again, prompts have
-several answers, and the prefix cache is reset.
+and is interrupted. The log stalls and the clock jumps. Grammars are late, fail, or are reported for requests
+without a grammar. Clients disconnect, deadlines pass, request ids are used again, prompts have several
+answers, and the prefix cache is reset.
 """
 
 import argparse

@@ -54,8 +54,8 @@ def held(library, codes, form, group, **how):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_near_the_exact_ones(library, form, group, mins):
-    """Results are near the exact sums, and a row's bits do not depend on the batch. The error limits allow
-    for AMX, which rounds the weights to bfloat16.
+    """A row's bits do not depend on the batch. The error limits allow for AMX, which rounds the weights to
+    bfloat16.
     """
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)

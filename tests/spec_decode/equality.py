@@ -269,8 +269,7 @@ def declare_drafter(patch, name, load):
 
 class Scripted:
     """Proposes the tokens in `truth`, or too few, too many, wrong or no tokens. The choice depends only on
-    the request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th step with
-    drafts.
+    the request, the answer's length and `seed`. `most_of` maps a step's number to its draft limit.
     """
 
     name = "scripted"

@@ -1,6 +1,8 @@
 """Tests that the faults of examples/vllm_faults are recorded, named and minimized in vLLM's environment.
 
-The tests that `log minimize` writes must run without mmengine and its plugin.
+The faults are priority_victim, draft_budget, double_free, lost_rows, encoder_reference and chunk_livelock,
+recorded by recorded_run.py or served_script.py. The tests that `log minimize` writes must run without
+mmengine and its plugin.
 """
 
 import os

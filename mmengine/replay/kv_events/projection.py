@@ -39,8 +39,8 @@ _PART = struct.Struct("<Iqq")
 
 
 class KVProjection:
-    """Derives the KV events of a single log. For each event, the caller calls `before`, applies the event to
-    `state`, and calls `after`.
+    """Derives a log's KV events. For each event, the caller calls `before`, applies the event to `state`, and
+    calls `after`.
     """
 
     def __init__(self, state: State):
@@ -56,7 +56,7 @@ class KVProjection:
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
         self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
-        # Not empty if the log's beginning was deleted.
+        # `held` is not empty if the log's beginning was deleted.
         held = np.flatnonzero(self._content != NO_CONTENT)
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())

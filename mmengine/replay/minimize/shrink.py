@@ -184,7 +184,7 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
     """Keep only these requests, and make their prompts longer, so that they fill the whole pool.
 
-    The first prompt gets `more` tokens more than its share, and the other prompts get fewer.
+    The first prompt gets `more` additional tokens, and the other prompts get fewer.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)

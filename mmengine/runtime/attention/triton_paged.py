@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 class TritonPagedAttention:
     """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
-    the step's maximum query length.
+    the longest query in the step.
 
     With `one_tile`, a token's result has the same bits if the token is computed alone, within a prompt chunk,
     or next to drafts. An fp8 pool contains K and V rounded to fp8 without scaling.

@@ -103,7 +103,7 @@ class Drafting:
 
         `counts` [s]: how many tokens each row got. `going`: ascending indices (intp) of the rows that
         continue and may have drafts. `states`: the target's states in this step, for a draft head. `room`:
-        the maximum number of drafts for each row from each drafter (`StepPlan.draft_room`).
+        each drafter's maximum number of drafts for each row (`StepPlan.draft_room`).
         """
         if not self.num_followed:
             return None
