@@ -12,8 +12,8 @@ from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_rege
 from mmengine.structured_output.regex.sets import WORD, Ranges
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, references
 
-MAX_CHARS = 64 * 1024  # Maximum number of characters in a grammar.
-MAX_RULES = 2_000  # Maximum number of rules and terminals in a grammar.
+MAX_CHARS = 64 * 1024  # Maximum number of characters in a tool's grammar.
+MAX_RULES = 2_000  # Maximum number of rules and terminals in a tool's grammar.
 MAX_NESTING = 64  # Maximum nesting depth of groups.
 MAX_REPEATS = 10_000  # Maximum count of a repetition.
 _WHITE: Ranges = [
