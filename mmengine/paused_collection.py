@@ -12,13 +12,9 @@ _was_enabled = False
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause the collector inside the block.
-
-    All threads share the collector. The collector resumes when no thread is inside such a block.
-
-    Code that creates a hundred thousand objects that stay alive should run in such a block. The collector
-    would traverse these and all other objects again and again. Each traversal takes 0.1 s, during which no
-    other thread runs, not even the event loop's.
+    """Pause the collector in all threads. The collector resumes when no thread is inside such a block. For
+    code that creates about 100,000 long-lived objects. Otherwise the collector would traverse all objects
+    repeatedly, and stop all threads for 0.1 s each time.
     """
     global _num_pauses, _was_enabled
     with _lock:

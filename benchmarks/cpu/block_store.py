@@ -1,13 +1,12 @@
-"""Measure the time to first token on a CPU if a prefix is fetched from a block store, and if it is computed.
+"""Compare the time to first token on a CPU with a prefix from a block store and with a computed prefix.
 
     python -m benchmarks block_store    # writes benchmarks/results/block_store_cpu.md, takes some minutes
     python -m benchmarks block_store --quick --out store.md    # half a minute; only tests that it runs
 
-Three engines with the same weights (common/half_billion_model.py, bfloat16) take turns in one process: one
-without a store, one that fills the store, and a new one that fetches from the store. Each engine gets the
-same 4,096 tokens followed by a question, and answers with one token. The time to this token is measured. The
-files were just written and are in the page cache. So the benchmark measures reading, checking and copying,
-without access to a disk.
+Three engines with the same weights (common/half_billion_model.py, bfloat16) take turns in one process. The
+first has no store, the second fills the store, and the third fetches from the store. Each engine gets the
+same 4,096 tokens followed by a question, and generates one token. The store's files are still in the page
+cache. So the benchmark measures reading, checking and copying, but no disk access.
 """
 
 import json
@@ -91,7 +90,7 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
 
 
 def longer(folder: Path, target: Path) -> Path:
-    """Make a folder `target` with links to the model's files and a larger max_position_embeddings."""
+    """Create a folder `target` with links to the model's files and a larger max_position_embeddings."""
     shutil.copytree(folder, target, copy_function=link)
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["max_position_embeddings"] = 2 * MAX_LEN

@@ -2,15 +2,14 @@
 
     python -m benchmarks deltas # writes benchmarks/results/delta_cpu.md, takes half a minute
 
-The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 heads for v, states of 128 x 128
-values, bfloat16. The mixer comprises all operations between the projections: the convolution, the delta rule,
-the norm and the gate. The cases are a single token for each row, and prompts.
+The sizes come from Qwen3.5-9B: 16 heads for q and k, 32 heads for v, states of 128 x 128 values, bfloat16.
+The mixer comprises all operations between the projections: the convolution, the delta rule, the norm and the
+gate. The benchmark measures decode steps (a token for each row) and prompts.
 
-The bound for a single token is the time to read and write its row's state (2 MiB), measured with torch's
-in-place product. The bound for a prompt is the time for 4 multiplications (three of them with an addition)
-for each state value and token, measured with torch's float32 matrix product. Successive calls use the states
-of different layers, so that no call finds its states in a cache. Each figure is the minimum over several
-rounds.
+The lower bound for a decode step is the time to read and write each row's state (2 MiB). torch's in-place
+product measures this time. The lower bound for a prompt is the time for 4 multiply-adds for each state value
+and token. torch's float32 matrix product measures this time. Successive calls use the states of different
+layers, so no call finds its states in a cache. Each figure is the minimum over several rounds.
 """
 
 import argparse
@@ -44,8 +43,8 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_states() -> States:
-    """Return zeroed states for all layers and rows: the convolution's last inputs, the state matrices, and
-    the pending inputs of drafts.
+    """Return zeros for all layers and rows: the convolution's last inputs, the state matrices, and the inputs
+    of unverified drafts.
     """
     s = SIZES
     return (
@@ -107,8 +106,8 @@ def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
 
 
 def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
-    """Return a function to time, and the factor by which its duration must be multiplied to get the bound for
-    a layer.
+    """Return a function to time, and a factor. The function's duration times the factor is a layer's lower
+    bound.
     """
     if tokens == 1:
         values = cycle(torch.ones(LAYERS, rows * STATE))
@@ -118,8 +117,8 @@ def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
 
 
 def least(call: Callable[[], object]) -> float:
-    """Return the call's minimum duration in seconds. With a single thread this is CPU time, on which other
-    programs have the least effect; otherwise it is wall time.
+    """Return the call's minimum duration in seconds: CPU time with a single thread, wall time with several
+    threads. Other programs have less effect on CPU time.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found, end = list[float](), clock() + 0.2
@@ -131,8 +130,8 @@ def least(call: Callable[[], object]) -> float:
 
 
 def least_of(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return each call's minimum duration in seconds. The calls take turns, so that other programs slow all
-    of them alike.
+    """Return each call's minimum duration in seconds. The calls take turns, so other programs slow all calls
+    equally.
     """
     rounds = [{name: least(call) for name, call in calls.items()} for _ in range(ROUNDS)]
     return {name: min(each[name] for each in rounds) for name in calls}

@@ -1,8 +1,4 @@
-"""The engines in benchmarks/structured_coverage.py: mmengine, bare llguidance and bare xgrammar.
-
-A side judges texts byte by byte: a text is accepted if the masks allow each of its bytes in turn, and then
-the end. Times are the CPU time of all threads, with a real vocabulary and the engine's default bounds.
-"""
+"""The engines that benchmarks/structured_coverage.py compares: mmengine, llguidance and xgrammar."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +25,7 @@ Accepts = Callable[[str], bool]
 
 
 class Refused(Exception):
-    """Raised if a side refuses a schema. `keyword` is the cause, or "" if it is unknown."""
+    """Raised if an engine refuses a schema. `keyword`: the unsupported keyword, or "" if unknown."""
 
     def __init__(self, why: str, keyword: str = ""):
         super().__init__(why)
@@ -38,9 +34,9 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Walk:
-    """The times of one answer. `compile_s` is the time from schema to grammar, normalization included;
-    `masks_s` is the time of each token's mask and step in the first answer after the compilation; `whole`
-    says whether all tokens of the answer were allowed.
+    """The CPU times of an answer, in seconds. `compile_s`: time for normalizing and compiling the schema.
+    `masks_s`: time for each token's mask and step. `whole`: whether the masks allowed all tokens in the
+    answer.
     """
 
     compile_s: float
@@ -53,7 +49,7 @@ class Side(Protocol):
         """Return a function that accepts or rejects texts. Raises Refused."""
 
     def walk(self, schema: Any, answer: str) -> Walk:
-        """Compile the schema and step through the answer, and time both. Raises Refused."""
+        """Return the times for compiling the schema and for the tokens in `answer`. Raises Refused."""
 
 
 def _accepts(prototype: LLMatcher) -> Accepts:
@@ -90,7 +86,7 @@ class _OfLLGuidance:
 
 class Ours(_OfLLGuidance):
     def __init__(self, vocabulary: Vocabulary | None = None, ordered: int = 0):
-        """Create the side. `ordered` is the value of Bounds.ordered in `judge`."""
+        """Create the engine. `ordered`: the value of Bounds.ordered in `judge`."""
         super().__init__(vocabulary)
         self._bounds = replace(Bounds.off(), ordered=ordered)
         if vocabulary is not None:
@@ -196,7 +192,7 @@ class BareXGrammar:
 
 
 class OursByXGrammar:
-    """mmengine with the grammar backend xgrammar. This side has verdicts, but no times."""
+    """mmengine with the grammar backend xgrammar. Only judges texts; `walk` raises Refused."""
 
     def __init__(self, vocabulary: Vocabulary | None = None):
         held = Bytes()
@@ -223,7 +219,7 @@ class OursByXGrammar:
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Return mmengine with `Bounds.ordered` set to `ordered`. This side has verdicts, but no times."""
+    """Return mmengine with `Bounds.ordered` set to `ordered`, without a vocabulary for `walk`."""
     return Ours(None, ordered)
 
 

@@ -1,8 +1,4 @@
-"""The sides that the `structured` benchmark compares: mmengine and the bare libraries.
-
-Each side compiles a case, starts rows with the compiled grammar, fills their masks, and advances them by
-tokens.
-"""
+"""The engines that the `structured` benchmark compares: mmengine and the bare libraries."""
 
 import json
 from collections.abc import Sequence
@@ -30,8 +26,8 @@ NOBODY = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema with answers. `schema` is the schema as a user wrote it, `emitted` is the normalized schema,
-    and `grammar` is the GrammarRequest that contains it.
+    """A schema with answers. `schema`: the schema as a user wrote it. `emitted`: the normalized schema.
+    `grammar`: the request for the normalized schema.
     """
 
     name: str
@@ -53,11 +49,11 @@ class Case:
 
 
 class Refused(Exception):
-    """Raised if a side refuses a schema."""
+    """Raised if an engine refuses a schema."""
 
 
 class Rows(Protocol):
-    """Rows that advance together. `bits` (uint32 [n, words]) are their masks after `fill`."""
+    """Rows that advance together. After `fill`, `bits` (uint32 [n, words]) contains the rows' masks."""
 
     bits: np.ndarray
 
@@ -70,12 +66,10 @@ class Side(Protocol):
     name: str
 
     def compile(self, case: Case) -> Any:
-        """Return the compiled grammar, for `begin`. Raises Refused."""
+        """Return the compiled grammar. Raises Refused."""
 
     def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:
-        """Return a row for each grammar in `compiled` (repeats are allowed). Row i has consumed the tokens
-        `said[i]`.
-        """
+        """Return a row for each grammar in `compiled`. Row i has consumed the tokens `said[i]`."""
 
 
 class Ours:
@@ -127,8 +121,8 @@ class OurRows:
 
 
 class Following(Ours):
-    """mmengine as on a CPU (runtime/sampling/lazy_masks.py): it computes no masks and only checks whether the
-    chosen token is allowed.
+    """mmengine as on a CPU (runtime/sampling/lazy_masks.py). Computes no masks, and checks only whether the
+    sampled token is allowed.
     """
 
     name = "mmengine, following"
@@ -138,7 +132,7 @@ class Following(Ours):
 
 
 class FollowingRows:
-    # All tokens; `advance` raises for a token that is not allowed.
+    # The mask allows all tokens, because `advance` checks the token.
     bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)
 
     def __init__(self, matchers: RowMatchers, count: int):
@@ -155,8 +149,8 @@ class FollowingRows:
 
 
 class BareLLGuidance:
-    """llguidance with single matchers, which on one core are faster than its executor. `gated`: compile the
-    normalized schema instead of the user's schema.
+    """llguidance without its executor, which is slower on a single core. `gated`: compile the normalized
+    schema instead of the user's schema.
     """
 
     def __init__(self, vocabulary: Vocabulary, gated: bool):

@@ -2,9 +2,9 @@
 
     build/vllm/bin/python -m benchmarks.vllm.equal_tokens [--requests 200] [--settings plain "n-gram drafts"]
 
-Both sides of a setting get the same mixed requests (mixed_requests.py) in a KV pool that is too small for
-them. Answers that were aborted on either side are not compared. A setting that vLLM cannot run is listed with
-vLLM's error. The exit code is 1 if an answer differs, or if a log does not verify.
+Each scheduler gets the same requests (mixed_requests.py). The KV pool is too small for all requests, so some
+are preempted. Aborted answers are not compared. The table lists vLLM's error for a setting that vLLM cannot
+run. The exit code is 1 if an answer differs, or if a log does not verify.
 """
 
 import argparse
@@ -43,9 +43,9 @@ EAGLE = {"method": "eagle3", "model": str(DRAFT_HEAD), "num_speculative_tokens":
 LORA = {"enable_lora": True, "max_loras": NUM_LORAS - 1, "max_lora_rank": LORA_RANK}
 PRIORITY = {"scheduling_policy": "priority"}
 RULES, SOME_LORA = "vLLM's rules", "LoRA for some"
-# Adapter numbers for each setting's requests; 0: no adapter. If other requests in a batch have adapters,
-# vLLM's CPU build computes a request without an adapter with the last of the max_loras slots. This slot must
-# therefore stay empty.
+# Adapter numbers for each setting's requests; 0: no adapter. In a batch with adapters, vLLM's CPU build
+# applies the last adapter slot to requests without an adapter. SOME_LORA therefore has an additional slot
+# that stays empty.
 ADAPTERS = {"LoRA": range(1, NUM_LORAS + 1), SOME_LORA: range(NUM_LORAS + 1)}
 SETTINGS: dict[str, dict[str, VllmObject]] = {
     "plain": {},
@@ -66,7 +66,7 @@ FORMAT = "{:<24}{:>9}{:>8}{:>19}{:>13}{:>12}{:>14}  {}"
 
 
 class Counting(Scheduler):
-    """vLLM's own scheduler, which counts preemptions."""
+    """vLLM's own scheduler with a counter for preemptions."""
 
     num_preempted = 0
 
@@ -77,8 +77,8 @@ class Counting(Scheduler):
 
 
 class Side(NamedTuple):
-    """The answers of one side, and its counters. `answers`: (request, number of the answer) -> tokens, finish
-    and stop reasons, and the number of logprobs.
+    """A scheduler's answers and counters. `answers`: (request id, answer's index) -> tokens, finish reason,
+    stop reason, and number of logprobs.
     """
 
     answers: dict[tuple[str, int], tuple[VllmObject, ...]]
@@ -107,7 +107,7 @@ def run(setting: str, scheduler: str, number: int, folder: Path) -> Side:
     core = engine.engine_core.engine_core.scheduler
     if SETTINGS[setting].get("async_scheduling") and not core.vllm_config.scheduler_config.async_scheduling:
         raise NotImplementedError("vLLM turned asynchronous scheduling off")
-    # vLLM's CPU build fails where a request with top_k has drafts.
+    # vLLM's CPU build fails if a request has top_k and drafts.
     several = "speculative_config" not in SETTINGS[setting]
     loras = ADAPTERS.get(setting, ())
     requests = workload(number, videos=setting == "videos", loras=loras, several=several)
@@ -136,8 +136,8 @@ def run(setting: str, scheduler: str, number: int, folder: Path) -> Side:
 
 
 def run_apart(setting: str, scheduler: str, number: int, folder: Path) -> Side | str:
-    """Run the workload in a process of its own, and return the answers, or the error. A second engine in the
-    same process fails once numba is imported.
+    """Run the workload in a new process, and return the answers or the error. A second engine in the same
+    process would fail, because numba is already imported.
     """
     folder.mkdir()
     out = folder / "side"
@@ -159,7 +159,9 @@ def run_here(setting: str, scheduler: str, number: int, out: Path) -> None:
 
 
 def compare(setting: str, number: int, folder: Path) -> bool:
-    """Run both sides, print a line, and return whether all answers are equal and the log verifies."""
+    """Run the workload with each scheduler and print a line. Return whether all answers are equal and the log
+    verifies.
+    """
     os.environ["MMENGINE_LOG"] = str(folder / "log")
     os.environ["MMENGINE_COMPAT"] = "vllm" if setting.startswith(RULES) else ""
     sides = []
@@ -171,7 +173,7 @@ def compare(setting: str, number: int, folder: Path) -> bool:
             return not sides
         sides.append(side)
     theirs, ours = sides
-    common = theirs.answers.keys() & ours.answers.keys()  # a request may finish on a single side
+    common = theirs.answers.keys() & ours.answers.keys()  # other answers were aborted
     equal = sum(theirs.answers[key] == ours.answers[key] for key in common)
     report = verify(folder / "log", invariants=True)
     verdict = "verifies" if report.divergence is None else f"DIVERGED: {report.divergence}"

@@ -1,9 +1,9 @@
-"""The supervisor of `mmengine serve --log`: runs the engine in a child process, and restarts it after
+"""The supervisor for `mmengine serve --log`. Runs the engine in a child process, and restarts it after
 failures.
 
-The supervisor owns the listening socket, so clients that connect while the engine restarts wait for the next
-process. It starts the engine's process and reports the health. It loads no torch, no model and no event log.
-It reads no input from clients, because only the engine's process accepts clients, on the inherited socket.
+The supervisor owns the listening socket, so clients can connect while the engine restarts. The engine's
+process inherits the socket and accepts the clients. The supervisor itself loads no torch, no model and no
+event log.
 """
 
 import os
@@ -34,7 +34,7 @@ LONGEST_RETRY_S = 60
 
 
 class Guard:
-    """The supervisor. `arguments`: arguments of the engine's process. `bound`: the listening socket.
+    """The supervisor. `arguments`: arguments for the engine's process. `bound`: the listening socket.
     `health`: the listening socket for health requests, or None.
     """
 
@@ -52,8 +52,8 @@ class Guard:
         self._has_served = False
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT, or until the engine's process ends without a failure or refuses to
-        start. Return the exit code.
+        """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code. A
+        process that refuses to start is not restarted.
 
         Raises MMEngineError if the process fails repeatedly.
         """
@@ -87,7 +87,7 @@ class Guard:
         return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))
 
     def _one_life(self) -> int | None:
-        """Run an engine's process once. Return None if a restart must follow, otherwise the exit code."""
+        """Run an engine's process once. Return the exit code, or None if the engine must be restarted."""
         kills = num_memory_kills()
         with closing(HeartbeatReceiver.pair()) as heard:
             running, ended = self._watched(heard)
@@ -106,7 +106,7 @@ class Guard:
         return None
 
     def _watched(self, heard: HeartbeatReceiver) -> tuple["_Running", Ended]:
-        """Run an engine's process to its end. Return its last state, and how the process ended."""
+        """Run an engine's process to its end. Return its last heartbeat, and how the process ended."""
         fds = self._bound.fileno(), heard.sending_end.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
@@ -124,7 +124,7 @@ class Guard:
             found, status, usage = os.wait4(-1, os.WNOHANG)
             if found == running.pid:
                 return process.ended(status, usage.ru_maxrss)
-            # In a container, the supervisor may be process 1, which inherits orphaned processes.
+            # The supervisor may be process 1 in a container, and then inherits orphaned processes.
             if found:
                 continue
             self._turn(self._due(running))
@@ -177,9 +177,9 @@ class Guard:
     def _handle_signal(self, number: int) -> None:
         """Handle a signal.
 
-        SIGTERM and SIGINT are forwarded to the engine's process. After the first signal, streams can finish;
-        the second signal ends them with an error. If the process does not end within LAST_WORDS_S after the
-        second signal, it is killed. SIGHUP is forwarded once an engine serves.
+        SIGTERM and SIGINT are forwarded to the engine's process. After the first signal, streams can finish.
+        The second signal ends all streams with an error. The process is killed LAST_WORDS_S after the second
+        signal. SIGHUP is forwarded once an engine serves.
         """
         running = self._running
         if number == signal.SIGHUP:

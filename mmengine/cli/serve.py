@@ -69,8 +69,8 @@ HELP = """Serve a model over HTTP with OpenAI's chat API.
     "the command line wins, then the environment. The first Ctrl-C or SIGTERM lets streams finish, the "
     "second ends them. docs/reference/http.md lists the accepted fields of a call."
 )
-BATCHED = ("policy=priority",)  # Default of a new log: calls have priority over batch requests.
-# Seconds to wait for a log that an ending process holds, and seconds between two checks.
+BATCHED = ("policy=priority",)  # Default for a new log: calls have priority over batch requests.
+# Maximum seconds to wait until another process unlocks the log, and seconds between two checks.
 LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,12 +135,12 @@ def serve(
 
 
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
-    """Return a context in which KV events are published for routers, if an endpoint was given."""
+    """Return a context that publishes KV events for routers if an endpoint is set."""
     return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
-    """Return the engine's config. `is_new`: whether a new log is begun. Raises ConfigError."""
+    """Return the engine's config. `is_new`: whether the log is new. Raises ConfigError."""
     return model.config(
         keeps_media=not log.no_media_store,
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
@@ -149,7 +149,7 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
 
 
 def _guarded(settings: "ServerSettings", log: Path) -> int:
-    """Supervise the process that serves, and return the exit code. Imports no large modules."""
+    """Supervise the process that serves, and return the exit code."""
     from mmengine.cli.guard import Guard  # Lazy: help needs no processes
     from mmengine.server.lifecycle.listening_socket import listen
 
@@ -169,8 +169,7 @@ def _listen_for_health(settings: "ServerSettings") -> socket | None:
 
 
 def _wait_for_log(folder: Path) -> None:
-    """Wait until no process has locked the log. A killed process holds the lock until the system has freed
-    its memory.
+    """Wait until the log is unlocked. A killed process holds the lock until the system has freed its memory.
 
     Raises LogError after LOCK_WAIT_S.
     """
@@ -268,7 +267,7 @@ def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSen
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
-    """Return the adapters to load at startup. None: adapters can be loaded neither now nor later."""
+    """Return the adapters to load at startup, or None if the engine needs no support for adapters."""
     return model.loras() if model.lora or settings.lora_root else None
 
 

@@ -1,13 +1,12 @@
-"""Encodes and decodes frames. A frame holds the records of one commit and a CRC-32, which is checked before
-any record is decoded.
+"""Encodes and decodes frames. A frame contains the records of a commit and a CRC-32.
 
 A frame consists of a header with 40 bytes, little endian, and a msgpack body.
 
     magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
-The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event), in which step
-and time are relative to the header's values. The records in a frame have consecutive sequence numbers, so
-only the first number is stored.
+The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event). Step and time
+are relative to the header's values. The records in a frame have consecutive sequence numbers, and the header
+stores the first number.
 """
 
 import mmap
@@ -25,8 +24,7 @@ MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header fields that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
-# Maximum body length in bytes. The longest prompt that settings allow fits, even with a media run at each
-# token.
+# Maximum body length in bytes. The longest prompt that the settings allow fits.
 MAX_BODY = 256 * 2**20
 MAX_RECORDS = 2**14  # maximum number of records in a frame
 MAX_COUNTER = 2**64
@@ -41,13 +39,13 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-LARGE = 2**20  # values are counted only in bodies that are larger than this, in bytes
+LARGE = 2**20  # minimum size in bytes of a body whose values are counted
 MAX_VALUES = 8 * 2**20  # maximum number of msgpack values in a body
 
 
 def _sizes() -> list[int]:
-    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. For an array or
-    a map, the size does not include the elements. The size 0 means that the length follows the first byte.
+    """Return a list that maps a msgpack value's first byte to the value's size in bytes. Sizes of arrays and
+    maps do not include the elements. The size 0 means that the length follows the first byte.
     """
     sizes = [1] * 256
     sizes[0xA0:0xC0] = range(1, 33)  # strings with less than 32 bytes
@@ -68,9 +66,8 @@ _LENGTHS = {0xC4: _U8, 0xC5: _U16, 0xC6: _U32, 0xD9: _U8, 0xDA: _U16, 0xDB: _U32
 def has_too_many_values(body: bytes | memoryview) -> bool:
     """Return whether a large body holds more than MAX_VALUES values.
 
-    Three msgpack bytes can become a hundred bytes in Python. A hostile body with many megabytes of tiny
-    values would therefore not fit into memory. An engine's own large events have few values, because a long
-    column is one value. For bytes that are not msgpack the result is arbitrary.
+    In Python, a tiny value needs far more memory than its msgpack bytes. A hostile body with many tiny values
+    would therefore exhaust the memory. If the body is not msgpack, the result is arbitrary.
     """
     if len(body) <= LARGE:
         return False
@@ -93,7 +90,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """An event with its position in the log.
 
     `sequence`: the record's number in the log. `step`: the number of the open or next step when the event was
-    appended. `offset`: the byte in the segment at which the record's frame begins.
+    appended. `offset`: the offset of the record's frame in the segment, in bytes.
     """
 
     sequence: int
@@ -104,10 +101,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """A frame whose checksum was verified. It has the bytes [offset, end) in a segment, and its body begins
-    at `start`.
+    """A frame whose checksum was verified. The frame occupies the bytes [offset, end) in a segment. Its body
+    begins at `start`.
 
-    `sequence`, `step` and `mono_ns` belong to the first record. The frame has `count` records.
+    `sequence`, `step` and `mono_ns` describe the first record. `count`: the number of records.
     """
 
     offset: int
@@ -143,7 +140,7 @@ class UnknownRecord(CorruptLog):
 
 
 def as_logged(event: E) -> E:
-    """Return the event with the types that a log reader will get.
+    """Return the event as decoded from a log.
 
     Raises ValueError for a value that a log cannot hold: a wrong type, a number that is too large, or half a
     surrogate pair.
@@ -161,8 +158,8 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
     """Return the records (type number, step, mono ns, event) as frames. `sequence`: the first record's
     number.
 
-    There are several frames if a single frame would exceed its limits. Raises ValueError if a single record
-    exceeds them.
+    Records that exceed a frame's limits are divided among several frames. Raises ValueError if a single
+    record exceeds the limits.
     """
     kind, step, mono_ns, event = records[0]
     if len(records) == 1:
@@ -235,7 +232,5 @@ def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: in
 
 
 def _said(error: Exception) -> str:
-    """Return an error's text, printable in one terminal line. The text may contain names from a hostile
-    log.
-    """
+    """Return an error's text as a printable line. A hostile log's text may contain control characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in str(error)[:200])

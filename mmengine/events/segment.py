@@ -1,4 +1,4 @@
-r"""Reads segments, which are a log's files. A segment's name is the number of its first record.
+r"""Reads segments, the files of a log. A segment's name is the number of its first record.
 
     00000000000000000000.mmlog        header, frames, and a footer when the segment is complete
     00000000000000000000.mmlog.zst    a full segment, packed with zstd
@@ -12,9 +12,9 @@ Header and footer have 64 bytes each, little endian, with a CRC-32 over their ot
     magic "mmlogend" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
     frames u32 | chain u32 | what follows u32 | crc32 u32
 
-The chain is a CRC-32 over the header's CRC and all frames' CRCs, in order. It proves that a segment is
-complete. The first step comes from the first record in the first frame. The last step and the last time come
-from the first record in the last frame. "What follows" is a value from `Follows`.
+The chain is a CRC-32 over the header's CRC and all frames' CRCs, in order. The first step comes from the
+first frame's header, and the last step and time from the last frame's header. "What follows" is a value from
+`Follows`.
 """
 
 import mmap
@@ -43,7 +43,7 @@ MAX_SEGMENTS = 100_000
 MAX_SEGMENT_BYTES = 2**32  # a reader rejects larger files; a writer begins a new segment much earlier
 MAX_UNPACKED_BYTES = 128 * 2**20  # larger segments are not packed, because they are unpacked in memory
 _HEADER_MAGIC = b"mmlog\r\n\x1a"
-_OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # the first bytes in segments from builds before 0.1.0
+_OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # the first bytes of segments from versions before 0.1.0
 _HEADER = struct.Struct("<8sHHIQQQ20s")
 _FOOTER_MAGIC = b"mmlogend"
 _FOOTER = struct.Struct("<8sQQQQQIII")
@@ -51,8 +51,8 @@ HEADER_SIZE = FOOTER_SIZE = 64
 
 
 class Follows(IntEnum):
-    """What a footer says about the next segment. SEGMENT: another segment follows. NOTHING: the writer closed
-    the log. REPAIRED: a repair closed the segment after its writer had been killed.
+    """The value "what follows" in a footer. SEGMENT: another segment follows. NOTHING: the writer closed the
+    log. REPAIRED: the writer was killed, and a repair closed the segment.
     """
 
     SEGMENT = 1
@@ -76,7 +76,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct):
-    """Counters over the frames in a segment. A writer or a scan updates them for each frame."""
+    """Counters over the frames in a segment."""
 
     count: int = 0
     last_sequence: int = 0
@@ -87,7 +87,7 @@ class Footer(msgspec.Struct):
     chain: int = 0
 
     def add(self, crc: int, count: int, sequence: int, step: int, mono_ns: int) -> None:
-        """Count one more frame. The arguments are values from the frame's header."""
+        """Count a frame. The arguments are values from the frame's header."""
         if not self.frames:
             self.first_step = step
         self.count += count
@@ -108,7 +108,7 @@ class Scan:
     """Reads the frames in a segment, in order.
 
     `header`: the segment's header, or None before it was read. `footer`: counters over the frames so far.
-    `follows`: the value in the segment's own footer, or None until `frames` has accepted this footer.
+    `follows`: the value in the segment's footer, or None until `frames` has read the footer.
     """
 
     def __init__(self, data: bytes | mmap.mmap):
@@ -123,8 +123,8 @@ class Scan:
 
     def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
         """Yield complete frames from offset `jump_to` on, or from the beginning. Raises TornRecord,
-        DamagedRecord or UnknownRecord at the first position without a complete frame. With `jump_to`, the
-        footer is not compared with the counters.
+        DamagedRecord or UnknownRecord at the first invalid frame. With `jump_to`, the footer is not compared
+        with the counters.
         """
         data, size = self.data, len(self.data)
         offset = 0 if jump_to is None else jump_to
@@ -174,11 +174,10 @@ def _header(data: bytes | mmap.mmap) -> Header:
 
 
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
-    """Return the offset at which the next complete frame or footer begins, at `offset` or later, or None.
+    """Return the offset of the first complete frame or footer at or after `offset`, or None.
 
-    A checksum is computed at each position whose bytes begin like a frame or a footer. An interrupted write
-    leaves few such positions. CorruptLog is raised when the checksums have covered more than four times the
-    segment, because then the file was made to waste time.
+    Computes a checksum at each position that begins like a frame or a footer. Raises CorruptLog once the
+    checksums have covered four times the segment, because a hostile file can contain many such positions.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):
@@ -229,9 +228,9 @@ def first_sequence_of(path: Path) -> int:
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """Return the segments' paths in order. If packing was interrupted, a segment exists both packed and
-    unpacked, and the path of the unpacked file is returned. Raises LogError for too many segments, and
-    CorruptLog for a link.
+    """Return the segments' paths in order. If a segment exists packed and unpacked, because packing was
+    interrupted, the unpacked file's path is returned. Raises LogError for too many segments, and CorruptLog
+    for a link.
     """
     by_name: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}*")):
@@ -249,7 +248,7 @@ def segment_paths(folder: Path) -> list[Path]:
 
 
 def snapshot_sequences(folder: Path) -> list[int]:
-    """Return the number of the last record before each snapshot, ascending."""
+    """Return the number of the last record before each snapshot, in ascending order."""
     names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -279,8 +278,8 @@ def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def _opened_file(path: Path) -> tuple[Path, int]:
-    """Open the segment and return its path and descriptor. The path differs from the argument `path` if a
-    running writer has just packed the segment.
+    """Open the segment and return its path and descriptor. If a running writer has just packed the segment,
+    the returned path is the packed file's.
     """
     try:
         return path, open_file(path, os.O_RDONLY | NO_WAIT)

@@ -1,9 +1,5 @@
-"""Stores on disk the requests that an ingress has accepted and not yet answered, one file per request. A file
-is deleted once the answer is stored elsewhere.
-
-A request is written after a replica's log has recorded it, and before the caller learns that it was accepted.
-The ingress that holds the folder's lock owns all requests in the folder. After this ingress ends, the next
-ingress takes over the requests.
+"""Stores an ingress's accepted, unanswered requests on disk, a file for each request. If the ingress ends,
+the next ingress takes over the requests.
 """
 
 import hashlib
@@ -68,7 +64,7 @@ class Ledger:
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # file sizes in bytes, by request id
         self.since = 0.0  # Unix time of the oldest file that was found; 0.0 if none was found
-        # entries that were found at the start, by request id; claiming or dropping an entry removes it
+        # entries from an earlier ingress that are neither claimed nor dropped yet, by request id
         self.found: dict[str, LedgerEntry] = {}
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):

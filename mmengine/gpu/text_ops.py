@@ -1,10 +1,10 @@
-"""Chooses a kernel for each operation of a decoder layer on a GPU, and provides the operations in torch for
-any device.
+"""Chooses kernels for a decoder layer's operations on a GPU. Also implements the operations in torch for any
+device.
 
-FlashInfer provides the norms and the gate; Triton kernels replace a missing FlashInfer. The rotation is a
-Triton kernel, because no library combines M-RoPE, the norms of q and k, and the store into KV blocks. torch
-provides the matmuls. If a kernel does not build on this machine, or differs from torch on a small example,
-torch is used instead. With batch invariance, all operations are Triton kernels. Not yet run on a GPU.
+FlashInfer provides the norms and the gate, or Triton if FlashInfer is missing. The rotation is a Triton
+kernel that includes the norms of q and k and the store into KV blocks. torch provides the matmuls. torch also
+replaces a kernel that does not build, or that differs from torch on a small example. With batch invariance,
+all operations are Triton kernels. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,7 +105,8 @@ def torch_ops() -> TextOps:
 
 
 def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False) -> TextOps:
-    """Return the best operations for `device` and `dtype`. `by` says why a better library is not used.
+    """Return the fastest usable operations for `device` and `dtype`. The field `by` says why a library is not
+    used.
 
     With `batch_invariant`, raises ConfigError if the Triton kernels do not run or are not batch invariant.
     """
@@ -141,10 +142,10 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions of the first maker whose functions run and agree with torch.
+    """Return `ops` with the functions from the first maker in `makers` that run and agree with torch.
 
-    A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes
-    the library's name, followed by the reasons why earlier makers were not used.
+    A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes this
+    name with the reasons why earlier makers were not used.
     """
     reasons: list[str] = []
     for make in makers:
@@ -196,7 +197,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether rows of a 67-row batch keep their bits when some of the rows are computed alone."""
+    """Return whether a row's bits are the same in a batch with 67 rows and in smaller batches."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

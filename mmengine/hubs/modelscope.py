@@ -1,7 +1,6 @@
-"""Fetches models from ModelScope, or from the mirror in MODELSCOPE_ENDPOINT.
-
-ModelScope's own client (extra `modelscope`) does the caching, authentication, resuming and hash checks.
-HF_HUB_OFFLINE also applies to ModelScope, because ModelScope's client has no offline variable of its own.
+"""Fetches models from ModelScope, or from the mirror in MODELSCOPE_ENDPOINT. ModelScope's own client (extra
+`modelscope`) does the caching, authentication, resuming and hash checks. This client has no variable for
+offline use, so HF_HUB_OFFLINE applies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ class ModelScope:
             raise ModelError(
                 f"fetching {name.repo} from ModelScope needs its client: {install_hint('modelscope')}"
             ) from None
-        from huggingface_hub.constants import is_offline_mode  # Also needed only for hub models.
+        from huggingface_hub.constants import is_offline_mode  # Lazy: only hub models need the import.
 
         self._client, self._name, self._is_offline = modelscope_hub, name, is_offline_mode()
         self._revision = name.revision or MAIN_BRANCH
@@ -61,8 +60,7 @@ class ModelScope:
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
         with self._told(None):
-            # Without an environment variable, the client chooses between two endpoints. All later calls use
-            # the chosen endpoint.
+            # The client may choose between two endpoints. All later calls must use the chosen endpoint.
             endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=folders)
@@ -97,7 +95,7 @@ class ModelScope:
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the file
+        """Convert the client's exceptions to HubError. `fetched`: the requested file, or None for the file
         list.
         """
         client, name = self._client, self._name
@@ -116,7 +114,7 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether the hub has the model. Called when the requested revision is missing."""
+        """Return whether only the revision is unknown, and the hub has the model."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
         except Exception:  # The client's errors share no base class.
@@ -124,10 +122,8 @@ class ModelScope:
 
 
 def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
-    """Return whether a cached file has the listed size and was written after the file's last change at the
-    hub.
-
-    A file for which the result is False counts as missing: the client fetches the file and compares hashes.
+    """Return whether a cached file has the listed size and is newer than the hub's file. Otherwise the client
+    fetches the file again.
     """
     try:
         found = path.stat()

@@ -1,6 +1,4 @@
-"""Reads the fields that plugins need from config.json, by the names in transformers, and rejects unsupported
-values. Does not import torch.
-"""
+"""Reads config.json for model plugins, and rejects unsupported values. Does not import torch."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,9 +8,8 @@ from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 
 MAX_LAYERS = 1024
-MAX_EXPERTS = 2**16  # The maximum number of experts in all layers together.
-# Options for routers that do more than a softmax over all experts, each with the value that turns the option
-# off.
+MAX_EXPERTS = 2**16  # Maximum total number of experts in all layers.
+# Unsupported options of routers, each with the value that turns the option off.
 ROUTERS: dict[str, object] = {
     "scoring_func": "softmax",
     "n_group": 1,
@@ -23,9 +20,8 @@ ROUTERS: dict[str, object] = {
 
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
-    """Raise ModelError for an architecture that is not in `architectures`, for an unsupported quantisation,
-    and for a model with its own code. `parts`: names of nested objects that must have neither a quantisation
-    nor code.
+    """Raise ModelError for an architecture outside `architectures`, an unsupported quantisation, or a model
+    with its own code. `parts`: names of nested objects that must have neither a quantisation nor code.
     """
     found = root.values.get("architectures")
     if not isinstance(found, list) or not any(name in found for name in architectures):
@@ -52,13 +48,13 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Read a decoder's sizes from the file. Options that the file does not contain are arguments. Raises
-    ModelError that names the field.
+    """Read a decoder's config. The arguments are options that the file does not contain. Raises ModelError
+    that names the field.
 
     `head_dim`: the value if the file has no such field; None means hidden_size / heads. `rope`: reads the
     rotary options from the fields and head_dim. `mixers`: the allowed values in layer_types. `windowed`:
-    whether the model family uses sliding_window even without use_sliding_window. A model with a sliding
-    window is rejected.
+    whether the model family applies sliding_window even without use_sliding_window. Models with a sliding
+    window are rejected.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers
@@ -111,9 +107,7 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """Read the experts' sizes and the router's options, for a model family whose config does not say which
-    layers have experts. `layers`: the layers with experts.
-    """
+    """Return the experts' sizes and the router's options. `layers`: the layers with experts."""
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
     count = fields.integer(name, 1, MAX_EXPERTS // num_layers)

@@ -1,6 +1,4 @@
-"""Finds or downloads a model's files. A user gives a folder, a GGUF file or a hub id. Without a name, the
-embedded checkpoint is used.
-"""
+"""Finds or downloads a model's files. A model is a folder, a GGUF file, a hub id, or the embedded model."""
 
 from pathlib import Path
 
@@ -20,8 +18,8 @@ DEFAULT_CHECKPOINT = "default"
 def resolve_folder(model: str | Path | None) -> Path:
     """Return the folder or the GGUF file for `model`. Raises ModelError.
 
-    `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
-    returned; or a hub id. A model's files are downloaded from the hub unless the hub's cache has them.
+    `model`: None for the embedded checkpoint, an existing folder or GGUF file, or a hub id. Returned paths
+    are absolute. Files that are not in the hub's cache are downloaded.
     """
     name, projector = (model, None) if model is None else parts_of_pair(model)
     found = _local_or_hub(model if projector is None else name)
@@ -30,7 +28,7 @@ def resolve_folder(model: str | Path | None) -> Path:
 
 
 def resolve_description(model: str | Path | None) -> tuple[Path, int]:
-    """Return the folder or the GGUF file that describes `model`, and how many bytes its weights have.
+    """Return the folder or the GGUF file that describes `model`, and the size of its weights in bytes.
 
     For a model on a hub, only the config, tokenizer and processor files are downloaded. Raises ModelError.
     """
@@ -55,10 +53,10 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
         if folder.is_dir():
             return folder.resolve()
         if is_gguf(folder):
-            # Links are not resolved, because a hub's cache contains links to files without the suffix .gguf.
+            # Links are not resolved, because a hub's cache links to files without the suffix .gguf.
             return folder.absolute()
         is_file = folder.exists()
-    # Raised if the name is too long, has a null byte, or names an unknown user's home folder.
+    # The name is too long, has a null byte, or names an unknown user's home folder.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(model)[:200]!r} is not a valid path or hub id") from None
     if is_file:
@@ -78,7 +76,7 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
 
 
 def _with_projector(model: Path, projector: str) -> Path:
-    """Return one name for a GGUF file and its projector. Raises ModelError."""
+    """Return a name that stands for a GGUF file and its projector. Raises ModelError."""
     if not is_gguf(model):
         raise ModelError(f"{model} is no GGUF file, so it has no projector; leave --mmproj out")
     if projector == NO_PROJECTOR:
@@ -90,14 +88,14 @@ def _with_projector(model: Path, projector: str) -> Path:
 
 
 def resolve_adapter(source: str | Path) -> Path:
-    """Return a LoRA adapter's folder. `source`: an existing folder, or a hub id. An adapter is downloaded
-    from the hub unless the hub's cache has it. Raises ModelError.
+    """Return a LoRA adapter's folder. `source`: an existing folder, or a hub id. An adapter that is not in
+    the hub's cache is downloaded. Raises ModelError.
     """
     try:
         folder = Path(source).expanduser()
         if folder.is_dir():
             return folder.resolve()
-    # Raised if the name is too long, has a null byte, or names an unknown user's home folder.
+    # The name is too long, has a null byte, or names an unknown user's home folder.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(source)[:200]!r} is not a valid path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)

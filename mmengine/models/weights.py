@@ -1,6 +1,4 @@
-"""Checks that a model's files contain the right tensors with the right shapes, and opens a reader for
-them.
-"""
+"""Checks the names and shapes of a model's tensors, and opens a reader for the weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,9 +33,9 @@ def open_weights(
 ) -> Iterator[WeightReader]:
     """Check all names and shapes, and yield a reader for the weights in a folder.
 
-    With a `shard`, the reader returns only this rank's part of each tensor, but `config` describes the whole
-    model. Raises ModelError for missing, wrong or superfluous tensors, and if `quantize` is set for weights
-    that are already quantised.
+    With a `shard`, the reader returns only this rank's part of each tensor. `config` always describes the
+    whole model. Raises ModelError for missing, wrong or superfluous tensors. Also raises ModelError if
+    `quantize` is set for quantised weights.
     """
     entries = names.entries(folder)
     coding = CODINGS.get(quantize)
@@ -58,6 +56,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Return canonical name -> shape for each tensor in a whole model. Linear weights are [out, in]."""
+    """Return each tensor's shape, by canonical name. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

@@ -1,5 +1,5 @@
-"""Converts messages and media to prompt tokens and patches, following the description that a model plugin
-provides. Uses numpy, Pillow, PyAV and tokenizers, but not torch.
+"""Converts messages and media to prompt tokens and patches, as a model plugin's description requires. Does
+not import torch.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements mmengine.models.plugin.Processor. Only caches are mutable. Raises ModelError for a
-    description that contradicts its tokenizer.
+    """Implements mmengine.models.plugin.Processor. Raises ModelError if the description contradicts its
+    tokenizer.
     """
 
     def __init__(self, described: Description) -> None:
@@ -87,9 +87,9 @@ class ChatProcessor:
         """Prepare chat messages; see Processor.
 
         `continue_final_message` leaves the last message open, and overrides `add_generation_prompt`.
-        `media_options` apply to every image and video; options in a message part override them.
-        `media_options` may also contain `local_files` (default True; False refuses paths, for untrusted
-        messages) and `video_metadata` (a list with one entry per video).
+        `media_options` apply to every image and video, except where a message part has its own options. Two
+        more keys are `local_files` (False refuses paths in untrusted messages; default True) and
+        `video_metadata` (a list with an entry per video).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
@@ -151,7 +151,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Return, as int32 [n], the token ids of pieces without media."""
+        """Return the token ids, int32 [n], for a prompt without media."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)
@@ -179,7 +179,7 @@ class ChatProcessor:
     def _template_of(
         self, options: Mapping[str, Any] | None, modalities: Collection[str] = ()
     ) -> tuple[ChatTemplate, dict[str, Any]]:
-        """Return the template for messages with media of these modalities, and the template's variables."""
+        """Return the template for messages with these modalities, and the template's variables."""
         variables = dict(options or {})
         source = variables.pop("chat_template", None)
         if source is None:
@@ -204,8 +204,8 @@ class ChatProcessor:
     ) -> Prepared:
         """Prepare a prompt string; see Processor.
 
-        Special tokens in `text` become special tokens, because the text was written by a developer, not by a
-        user. The tokenizer's prefix, such as BOS, is put before the text.
+        Special tokens in `text` are recognized, because the caller is trusted. The tokenizer's prefix, such
+        as BOS, precedes the text.
         """
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}", path=PROMPT)
@@ -228,8 +228,8 @@ class ChatProcessor:
         access: Access,
         cache_salt: str,
     ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
-        """Load the media, and replace the placeholders in `pieces` by the media's tokens. Return the
-        token ids, int32 [n], and the media.
+        """Load the media, and replace the placeholders in `pieces` by tokens for the media. Return the token
+        ids, int32 [n], and the media.
         """
         self._check_length(sum(isinstance(piece, int) for piece in pieces))
         self._check_counts(pieces, parts)
@@ -319,7 +319,7 @@ class ChatProcessor:
 
 
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
-    """Return the media that were passed as separate arguments, not inside the messages."""
+    """Return the media that the caller passed outside the messages."""
     given = {"image": as_images(images), "video": as_videos(videos, metadata)}
     return [
         MediaPart(m, item, {}, f"{m} {i}", FieldPath(f"{m}s", i))
@@ -329,7 +329,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """Return a key for everything, except the patches, that determines the encoder's output."""
+    """Return a key for the encoder and the patch settings."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

@@ -1,5 +1,5 @@
-"""The invariant for a step's plan: the executor must compute exactly the tokens that the step scheduled, and
-must read and write the KV slots of the scheduled rows.
+"""The invariant for a step's plan, the executor's input: the plan has the scheduled tokens and the KV slots
+of the scheduled rows.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,7 @@ DESCRIPTION = "Check that a step's plan has the tokens, positions, KV slots and 
 
 
 def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
-    """Yield a sentence for every way in which the plan differs from the state. `state`: the state when the
-    plan is dispatched.
-    """
+    """Yield a sentence for each difference between the plan and the state at its dispatch."""
     rows, size = plan.rows, state.block_size
     after = plan.num_computed + plan.num_scheduled
     wrong = np.flatnonzero(after != state.num_computed[rows])
@@ -50,7 +48,7 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     if not np.array_equal(rows[plan.sample], flight):
         yield f"the plan samples the rows {rows[plan.sample].tolist()}, but the step {flight.tolist()}"
     yield from _broken_media(state, plan, starts)
-    if state.is_open:  # If the step was dispatched ahead, its copies are no longer in the state.
+    if state.is_open:  # The state has no copies for a step that was dispatched ahead.
         for name, parts in state.step_copies.items():
             wanted, given = [pair for part in parts for pair in part.tolist()], getattr(plan, name)
             if wanted != ([] if given is None else given.tolist()):
@@ -58,8 +56,8 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
 
 
 def _broken_windows(state: State, plan: StepPlan, owners: np.ndarray, positions: np.ndarray) -> Iterator[str]:
-    """Check the slots and block tables of groups with windows. `owners`: each token's row. `positions`: each
-    token's position.
+    """Check the slots and block tables of layer groups with sliding windows. `owners`: each token's row.
+    `positions`: each token's position.
     """
     size = state.block_size
     if len(plan.windows) != state.num_groups - 1:
@@ -105,7 +103,7 @@ def _broken_media(state: State, plan: StepPlan, starts: np.ndarray) -> Iterator[
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> list[int]:
-    """Return the first index at which the arrays differ, as a list with at most one entry."""
+    """Return a list with the first index at which the arrays differ, or an empty list."""
     if len(one) != len(other):
         return [min(len(one), len(other)) - 1]
     return np.flatnonzero(one != other)[:1].tolist()

@@ -1,8 +1,4 @@
-"""Reads and checks config.json of SmolVLM2.
-
-Published files leave out fields that have a default in transformers, even the sizes of the vision tower and
-the text model. This module uses the same defaults.
-"""
+"""Reads and checks config.json of SmolVLM2. For missing fields, this module uses transformers' defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path

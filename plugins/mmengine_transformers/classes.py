@@ -1,7 +1,5 @@
 """Finds transformers' config class and model class for a folder, and refuses models that cannot be served.
-
-Reads only config.json. The config object is built from the values in this file. Nothing is downloaded, and
-code in the folder is never imported.
+Reads only config.json. Downloads nothing, and never imports code from the folder.
 """
 
 import json
@@ -18,15 +16,15 @@ from mmengine.errors import ModelError
 from mmengine_transformers.config_values import check_values
 
 LAYER_KINDS = frozenset(["full_attention", "sliding_attention", "chunked_attention"])
-# Fields that, if true, make a decoder attend to another sequence.
+# Fields that are true in models with cross attention.
 CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
 TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # Types of vision configs.
 MAX_CONFIG_NODES = 100_000
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Return the config and the model class for a folder. Raises ModelError, which names the architecture and
-    the reason, if this plugin cannot serve the model.
+    """Return the config and the model class for a folder. Raises ModelError if this plugin cannot serve the
+    model.
     """
     values = read_model_json(folder, "config.json")
     architecture = _architecture(folder, values)
@@ -42,7 +40,7 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the part of a config that describes the decoder."""
+    """Return the decoder's config."""
     return config.get_text_config(decoder=True)
 
 
@@ -90,12 +88,14 @@ def _config(
 
 
 def _all_lines(error: Exception) -> str:
-    """Return an error's text as one line. transformers' validators give the reason in the second line."""
+    """Return an error's text in a single line. transformers' validators write the reason into the second
+    line.
+    """
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Return, as one clause, why this plugin cannot serve a model; "" if no reason is found."""
+    """Return the reason why this plugin cannot serve a model, as a clause, or ""."""
     text = text_config(config)
     if _any(config, "is_encoder_decoder") or _any(text, *CROSS_ATTENTION):
         return "it is an encoder-decoder or has cross attention, and only decoders are served"
@@ -123,9 +123,7 @@ def _any(config: PreTrainedConfig, *names: str) -> bool:
 
 
 def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yield each dict of rotary parameters in a decoder's config. Layers with different types may have
-    separate dicts.
-    """
+    """Yield each dict of rotary parameters in a decoder's config. Each layer type may have its own dict."""
     found = getattr(config, "rope_parameters", None)
     if not isinstance(found, dict):
         return
@@ -134,8 +132,8 @@ def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def rotary_limit(config: PreTrainedConfig) -> int:
-    """Return the number of positions whose rotary factors do not depend on the longest row in a call. Returns
-    0 if no factors depend on the longest row, and -1 if the config lacks the number.
+    """Return the number of positions up to which rotary factors do not depend on the longest row in a batch.
+    Returns 0 if the factors never depend on the longest row. Returns -1 if the config lacks the number.
     """
     limits = []
     for each in rotary_kinds(config):

@@ -1,4 +1,4 @@
-"""Detect a stop one step late."""
+"""A bug for the debugger's tutorial: requests finish one step after their stop."""
 
 from mmengine.core import engine
 from mmengine.core.decide.completion import complete

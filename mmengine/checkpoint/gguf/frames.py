@@ -1,4 +1,4 @@
-"""Joins a patch embedding's two kernels, which GGUF files store as one tensor for each of two frames."""
+"""Joins a patch embedding's two kernels. GGUF files store a tensor for each of the two frames."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mmengine.checkpoint.tensors import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class FramesEntry(GGUFEntry):
-    """A kernel [out, channels, frames, height, width] that is stored as one kernel for each frame."""
+    """A kernel [out, channels, frames, height, width] that the file stores as a tensor for each frame."""
 
     frames: tuple[GGUFEntry, ...] = ()
 

@@ -1,8 +1,5 @@
-"""Builds the parts of tokenizer.json for a GGUF file with SentencePiece's BPE (tokenizer.ggml.model "llama").
-
-The file has no merges. Each token has a score, and the pair of neighbours whose joined token has the highest
-score is merged first. The merges of tokenizer.json are therefore all pairs of tokens that join to a token, by
-descending score. Bytes without a token become byte tokens, such as `<0x0A>`.
+"""Builds fields of tokenizer.json for a GGUF file with SentencePiece's BPE (tokenizer.ggml.model "llama").
+Such a file stores scores of tokens instead of merges.
 """
 
 from collections.abc import Sequence
@@ -16,7 +13,7 @@ def sentence_piece_parts(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], *, adds_space: bool
 ) -> dict[str, object]:
     """Return the fields `normalizer`, `pre_tokenizer`, `decoder` and `model` of tokenizer.json. `adds_space`:
-    whether a text begins with a space that decoding removes.
+    whether encoding puts a space before the text, and decoding removes it.
     """
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[dict[str, object]] = [
@@ -48,8 +45,8 @@ def sentence_piece_parts(
 
 
 def merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all pairs of normal tokens that join to a normal token, by the joined token's score. The time
-    grows with the square of a token's length, so tokens that exceed _LONGEST are joined from no pair.
+    """Return all pairs of normal tokens that join to a normal token, by descending score of the joined token.
+    Joined tokens longer than _LONGEST are left out, because the time grows with the square of the length.
     """
     score_of = {
         token: score for token, kind, score in zip(tokens, types, scores, strict=True) if kind == NORMAL

@@ -28,11 +28,11 @@ class SiglipProjector(Projector):
         return self.fields().integer("image_size", 1, 4096)
 
     def eps(self) -> float:
-        """Return the file's epsilon of the tower's norms."""
+        """Return the epsilon for the tower's norms."""
         return self.fields().number("attention.layer_norm_epsilon", EPS)
 
     def tower_config(self) -> Json:
-        """Return the fields that all towers have in transformers' config. Raises ModelError."""
+        """Return the fields that all SigLIP towers have in transformers' config. Raises ModelError."""
         fields = self.fields()
         hidden = fields.integer("embedding_length", 1, MAX_SIZE)
         return {

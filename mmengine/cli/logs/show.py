@@ -1,6 +1,4 @@
-"""`mmengine log show`: lists requests or steps, or shows a request's events, one step, or the state at a
-step.
-"""
+"""`mmengine log show`: lists requests or steps, or shows a request's events, a step, or a state."""
 
 import sys
 from collections import deque
@@ -172,7 +170,7 @@ def _show(
     json_output: bool,
     findings: "Findings",
 ) -> None:
-    """Print the view that the arguments choose: a step, a state, a request's events, or the steps."""
+    """Print a step, a state, a request's events, or the steps, depending on the arguments."""
     from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
 
     if step is not None:

@@ -48,7 +48,7 @@ def why(
 
 
 def _print(claims: "list[Claim]", json_output: bool, request_id: str = "") -> None:
-    """Print the claims. `request_id`: added to each claim's JSON if several requests are explained."""
+    """Print the claims. `request_id`: if not empty, the id is added to each claim's JSON."""
     import msgspec  # Lazy import.
 
     if json_output:

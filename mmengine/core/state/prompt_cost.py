@@ -1,7 +1,7 @@
 """Measures how much time a draft head spends on reading prompts, per answer token.
 
 A draft head reads each prompt before it drafts. For short answers, reading the prompt may take longer than
-the drafts save. The measured times of decode-only steps do not include this time.
+the drafts save. The times of decode-only steps do not include the time for prompts.
 """
 
 MEMORY = 64  # with more requests the counts are halved, so that newer requests have more weight
@@ -10,11 +10,11 @@ COUNTERS = ("tokens", "requests", "new_requests", "read_ns", "read_requests")
 
 
 class PromptCost:
-    """The counts and times from which the cost of reading prompts is computed."""
+    """Counts requests and tokens, and adds up the time for reading prompts."""
 
     def __init__(self) -> None:
         self.tokens, self.requests = FIRST_TOKENS, FIRST_REQUESTS
-        self.new_requests = 0  # number of requests admitted since the result of the last step with prompts
+        self.new_requests = 0  # number of requests admitted since the last call of `read`
         # The time for reading prompts, and the number of requests whose prompts were read.
         self.read_ns = self.read_requests = 0
 
@@ -26,8 +26,8 @@ class PromptCost:
             self.tokens, self.requests = self.tokens // 2, self.requests // 2
 
     def read(self, ns: int) -> None:
-        """Count a returned step with prompts. `ns`: the time in which a draft head read these prompts;
-        0 if no head read them.
+        """Count a completed step with prompts. `ns`: the draft head's time for reading the prompts, or 0
+        without a draft head.
         """
         if ns > 0:
             self.read_ns += ns

@@ -1,6 +1,4 @@
-"""Builds a vision tower with a LoRA adapter's additions in its linear layers. All other parts are shared with
-the original tower.
-"""
+"""Adds a LoRA adapter to a vision tower's linear layers."""
 
 import ctypes
 from copy import copy
@@ -20,7 +18,7 @@ from mmengine.native.lora import LoraPart, PackedAdapter, add_all
 
 @dataclass(slots=True)
 class TorchAdded:
-    """A torch linear layer with an adapter's addition."""
+    """A torch linear layer with a LoRA adapter."""
 
     linear: Linear
     parts: tuple[LoraPart, ...]
@@ -33,7 +31,7 @@ class TorchAdded:
 
 @dataclass(slots=True)
 class NativeAdded:
-    """A linear layer in a CPU kernel, with an adapter's addition."""
+    """A native linear layer with a LoRA adapter."""
 
     linear: Linear
     library: ctypes.CDLL
@@ -46,9 +44,7 @@ class NativeAdded:
 
 
 def adapted_tower(tower: VisionTower, tensors: AdapterTensors) -> VisionTower:
-    """Return a tower with the adapter's additions. Parts that the adapter does not change are shared with
-    `tower`.
-    """
+    """Return a tower with the adapter. Layers that the adapter does not change are shared with `tower`."""
 
     def added(linear: Linear | None, *names: str) -> Linear | None:
         parts = tensors.parts(*names)

@@ -1,6 +1,5 @@
-"""Fetches the URLs and files in untrusted messages, and returns their bytes. Also resolves the host names.
-
-Fetches wait in a queue for a free slot and run on threads of this module. A server only sets the limits.
+"""Fetches the URLs and files that untrusted messages name. Fetches wait in a queue until a thread may run
+them.
 """
 
 import ipaddress
@@ -24,29 +23,29 @@ from mmengine.processing.fetch.urls import Url, parse_url
 from mmengine.processing.workers.attempt import AttemptOver
 
 Resolver = Callable[[str], Sequence[IPAddress]]  # Raises OSError or UnicodeError for an unknown name.
-MAX_LOOKUPS = 32  # Maximum number of concurrent lookups; a hanging lookup keeps its slot.
-MAX_ANSWERS = 64  # Maximum number of addresses per name; a name with more is refused.
+MAX_LOOKUPS = 32  # Maximum number of concurrent lookups, including lookups that hang.
+MAX_ANSWERS = 64  # Maximum number of addresses per name; names with more are refused.
 
 
 def system_resolver(name: str) -> list[IPAddress]:
-    """Return the addresses in all A and AAAA records of a name. The query ends with a dot, so that this
-    machine's search domains are not tried.
+    """Return the addresses in a name's A and AAAA records. The query ends with a dot to skip this machine's
+    search domains.
     """
     found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
 
 
 class Lookups:
-    """Resolves host names with `resolve`, once per URL. `is_allowed`: returns whether connecting to an
-    address is allowed.
-    """
+    """Resolves host names with `resolve`. `is_allowed`: returns whether an address is allowed."""
 
     def __init__(self, resolve: Resolver, is_allowed: AddressPolicy) -> None:
         self._resolve, self._is_allowed = resolve, is_allowed
         self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def addresses(self, url: Url, deadline: Deadline) -> list[IPAddress]:
-        """Return all addresses of the host. Each must be allowed. Raises FetchRefused, AttemptOver."""
+        """Return all addresses of the host. Raises FetchRefused if an address is not allowed, and AttemptOver
+        at the deadline.
+        """
         found = [url.literal] if url.literal is not None else self._lookup(url.host, deadline)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
             raise refused("address")
@@ -73,12 +72,12 @@ class Lookups:
 
 
 _IDLE_S = 10.0  # Seconds after which an idle thread ends.
-_LOCAL = ""  # The host name that stands for files.
+_LOCAL = ""  # Host name for files.
 
 
 class Fetched(NamedTuple):
     """The outcome of a fetch. `reason`: a name in REASONS, or "" for success. `host`: the requested host, or
-    "" for a file or an unreadable URL.
+    "" for a file or an invalid URL.
     """
 
     seconds: float
@@ -90,8 +89,7 @@ class Fetched(NamedTuple):
 class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
-    `on_fetched`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the
-    system's resolver, is_public, and the certificate authorities of the system. Tests pass other objects.
+    `on_fetched`: called with the outcome of each fetch. Only tests pass `resolve`, `is_allowed` and `tls`.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class MediaFetcher:
         self._files = LocalFiles(limits.root) if limits.root is not None else None
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
-        self._holders: dict[PromptFetch, None] = {}  # Unreleased fetches, in the order of arrival.
+        self._holders: dict[PromptFetch, None] = {}  # Unreleased prompts' fetches, in order of arrival.
         self._hosts: Counter[str] = Counter()  # Number of running fetches per host.
         self._num_threads = self._num_idle = 0
 
@@ -123,9 +121,7 @@ class MediaFetcher:
 
     @property
     def num_bytes(self) -> int:
-        """Return the number of bytes that are fetched and not released, plus the bytes that are reserved for
-        running fetches.
-        """
+        """Return the bytes of fetched, unreleased media plus the bytes that running fetches reserve."""
         return sum(each.num_bytes for each in list(self._holders))
 
     def begin(
@@ -134,10 +130,9 @@ class MediaFetcher:
         done: Callable[[PromptFetch], None] = lambda fetching: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> PromptFetch:
-        """Start fetching the URLs and files in `names`, each of them once.
-
-        `done`: called, on a thread of the fetcher, when all items have arrived or when one item is refused.
-        `is_over`: returns whether the request was given up. The caller must release the returned object.
+        """Start fetching the URLs and files in `names`, without duplicates. `done`: called on a fetcher's
+        thread when all items have arrived or an item is refused. `is_over`: returns whether the request was
+        given up. The caller must release the returned object.
         """
         fetching = PromptFetch(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
@@ -171,7 +166,7 @@ class MediaFetcher:
             del wanted
 
     def _next(self) -> Wanted | None:
-        """Return the first fetch in the queue that may start, or None after _IDLE_S seconds without work."""
+        """Remove the first fetch that may start from the queue. Return None after _IDLE_S without work."""
         with self._changed:
             self._num_idle += 1
             try:
@@ -188,10 +183,8 @@ class MediaFetcher:
             return found
 
     def _first(self) -> Wanted | None:
-        """Return the first fetch that may start.
-
-        The fetches of the oldest prompt may start even if other prompts have used up `max_bytes_in_flight`.
-        Otherwise several prompts could wait for each other forever.
+        """Return the first fetch that may start, or None. The oldest prompt's fetches may exceed
+        `max_bytes_in_flight`. Otherwise prompts could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)
         has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight

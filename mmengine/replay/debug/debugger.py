@@ -1,6 +1,4 @@
-"""A debugger for a log, with a position, breakpoints and watchpoints, and the operations that the commands
-call: moves, searches, and questions about the state.
-"""
+"""A debugger for a log: moves, searches, breakpoints, watchpoints, and questions about the state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +20,9 @@ MAX_STOPS = 1000
 
 
 class Write(NamedTuple):
-    """The last record that changed an object.
-
-    `position`: the record's number. `step`: the record's step. `event`: the event's kind. `text`: the
-    record's effect and the reason. `change`: the object's values before and after the record. `owners`: for a
-    block, its holders before and after the record.
+    """The last record that changed an object, such as a block. `position`: the record's number. `event`: the
+    event's class. `text`: the record's effect and the reason. `change`: the object's values before and after
+    the record. `owners`: for a block, the requests with this block before and after the record.
     """
 
     position: int
@@ -44,15 +40,15 @@ def open_debugger(
     max_bytes: int = MAX_BYTES,
     progress: Callable[[int], None] = lambda position: None,
 ) -> "Debugger":
-    """Open a log for debugging, at its beginning. For the arguments, see Navigator."""
+    """Open a debugger at the log's beginning. For the arguments, see Navigator."""
     return Debugger(Navigator(folder, findings, max_bytes, progress))
 
 
 class Debugger:
     """A debugger for a log.
 
-    `can_evaluate`: whether conditions may be Python expressions, which only a terminal allows. Methods that
-    move return the reason why the move stopped, or "" at the log's beginning or end.
+    `can_evaluate`: whether conditions may be Python expressions. Methods that move return the reason for
+    stopping, or "" at the log's beginning or end.
     """
 
     def __init__(self, navigator: Navigator, *, can_evaluate: bool = False):
@@ -67,9 +63,7 @@ class Debugger:
     # Moves
 
     def goto_step(self, number: int) -> str:
-        """Move to the position where step `number` is decided. Raises LogError if the log does not contain
-        the step.
-        """
+        """Move to the decisions for step `number`. Raises LogError if the log does not contain the step."""
         navigator, back = self.navigator, self.navigator.position
         before = [mark for mark in navigator.marks.all if mark.step < number]
         navigator.go((before or navigator.marks.all)[-1].position)
@@ -142,9 +136,7 @@ class Debugger:
         return self._told(walker, search_forward(self.navigator, walker))
 
     def go_back(self) -> str:
-        """Continue backwards to the last breakpoint or watchpoint before this position. If there is none,
-        continue to the log's beginning.
-        """
+        """Continue backwards to a breakpoint or watchpoint, or to the log's beginning."""
         walker = Stops(self.stops)
         position, why = search_back(self.navigator, walker, self.navigator.position)
         self.navigator.go(position if position >= 0 else self.navigator.first)
@@ -176,8 +168,8 @@ class Debugger:
     # Breakpoints
 
     def condition(self, text: str) -> Condition:
-        """Convert a text to a condition. The text is a filter or, if `can_evaluate` is set, a Python
-        expression. Raises InvalidRequest for any other text.
+        """Convert a filter to a condition. With `can_evaluate`, the text may also be a Python expression.
+        Raises InvalidRequest for any other text.
         """
         try:
             return Condition.of_filter(parse_filter(text))
@@ -233,9 +225,7 @@ class Debugger:
         return self._watched(text)[1](self.facts)
 
     def last_write(self, text: str) -> Write | None:
-        """Return the last record before this position that changed the value of `text` (see `add_watch`), or
-        None.
-        """
+        """Return the last change to the value of `text` (see `add_watch`) before this position, or None."""
         name, value = self._watched(text)
         watch = Watch(0, name, value)
         position, _ = search_back(self.navigator, Stops([watch]), self.navigator.position + 1)
@@ -266,15 +256,13 @@ class Debugger:
 
 
 class _Continued:
-    """Wraps a walker for several searches in a row. When the next search begins, the walker continues from
-    its last position instead of starting again.
-    """
+    """Wraps a walker. A new search continues from the walker's last position."""
 
     def __init__(self, walker: Walker):
         self._walker = walker
 
     def begin(self, cursor: Cursor) -> None:
-        """Do nothing, because the walker has already seen this position."""
+        """Keep the walker's state from the last search."""
 
     def first(self, cursor: Cursor) -> str:
         return self._walker.first(cursor)

@@ -1,5 +1,5 @@
-"""The interface of probes, which find out whether and how a log fails, and the probe for a kind of failure. A
-probe looks for a kind of failure, runs a command, or compares this build with another build.
+"""The interface of probes, and the probe for a kind of failure. A probe decides whether a log fails while the
+log is minimized.
 """
 
 from pathlib import Path
@@ -20,10 +20,8 @@ from mmengine.replay.watcher import NAMES
 
 
 class TestParts(NamedTuple):
-    """The parts of the pytest file that is written with the minimized log.
-
-    The parts are the test's name, its docstring, its imports, and the function's body. In the body, `log` is
-    the log's folder. `module`: if not empty, the whole text below the file's docstring, in place of imports
+    """The text of the pytest file for a minimized log. `name`: the test's name. `title`: the docstring.
+    `body`: the function's body, in which `log` is the log's folder. `module`: if not empty, replaces imports
     and body.
     """
 
@@ -35,19 +33,19 @@ class TestParts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Finds failures. Every method may raise OutOfTime when the probe's deadline passes."""
+    """Finds failures. Every method may raise OutOfTime after the probe's deadline."""
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the script's failure within the first `max_steps` steps, or None."""
+        """Serve the script's requests, and return the failure within the first `max_steps` steps, or None."""
 
     def check_first(self, failure: Failure) -> None:
-        """Raise LogError if `failure`, which is the whole script's failure, is not the requested failure."""
+        """Raise LogError if `failure` is not the requested failure."""
 
     def write(self, script: Script, folder: Path) -> None:
         """Write the log, and all other files that the test reads, to a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure in the log in `folder`, which `write` wrote, or None."""
+        """Return the failure in a log that `write` wrote, or None."""
 
     def test(self, failure: Failure) -> TestParts: ...
 
@@ -57,10 +55,8 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class KindProbe:
-    """A probe that looks for a failure whose kind is in KINDS.
-
-    Another failure may end the run earlier (see `check_first`). For the kind "any", only the invariant that
-    broke first is checked in later runs.
+    """A probe for failures of a kind in KINDS. For the kind "any", later runs check only the invariant that
+    the first run broke.
     """
 
     def __init__(self, name: str, deadline: Deadline | None = None):

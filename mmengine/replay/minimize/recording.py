@@ -1,7 +1,5 @@
-"""Minimizes a log with only its recorded decisions. Whole requests are removed as long as the remaining
-decisions break the same rule.
-
-Because no decisions are derived, a build that does not have the bug can minimize the log, too.
+"""Minimizes a log by removing requests while the remaining recorded decisions break the same rule. The
+scheduler does not run, so a build without the bug can minimize the log, too.
 """
 
 from collections import defaultdict
@@ -27,13 +25,12 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.watcher import NAMES, Watcher
 
-MAX_CELLS = 2**26  # Maximum number of cells in all pieces. The limit corresponds to about a gigabyte.
+MAX_CELLS = 2**26  # Maximum total number of cells in the pieces, about a gigabyte.
 
 
 class Recording:
-    """A log's records up to the first rule that they break. `failure`: the failure for this rule.
-
-    `kept`: the ids of the remaining requests, in arrival order. `tried`: the number of candidates so far.
+    """A log's records up to the first broken rule. `failure`: the failure for this rule. `kept`: the ids of
+    the remaining requests, in arrival order. `tried`: the number of tested subsets.
     """
 
     def __init__(self, config: EngineConfig, pieces: list[Piece], failure: Failure, deadline: Deadline):
@@ -45,9 +42,9 @@ class Recording:
         self.num_requests = len(self.kept)
 
     def minimize(self, progress: Callable[[int, int], None] = lambda kept, tried: None) -> None:
-        """Remove requests until every remaining request is needed. The requests of a session are kept or
-        removed together, and so are the choices of a call. `progress` is called with the number of requests
-        and the number of candidates.
+        """Remove requests until the failure needs every remaining request. A session's requests stay
+        together, and so do a call's choices. `progress`: called with the numbers of remaining requests and of
+        tested subsets.
         """
         units = self._units()
 
@@ -70,8 +67,8 @@ class Recording:
         shrink.fewest(units, fails)
 
     def play(self, kept: set[str], sink: Sink | None = None) -> Failure | None:
-        """Apply the events of the requests `kept`, and return the first failure, or None. The events up to
-        the first event that fails are appended to `sink`.
+        """Apply the events for the requests `kept`, and return the first failure, or None. Events before the
+        failure are appended to `sink`.
         """
         state = State(self._config)
         watcher = Watcher(state, {self.failure.kind}, has_outputs=False)
@@ -103,15 +100,15 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a candidate's failure is the log's failure. For a wrong prefix hit, the numbers in
-        the texts must be equal, too, because they change when the request whose blocks were hit is removed.
+        """Return whether a failure is the log's failure. For wrong prefix cache hits, the numbers in the
+        texts must be equal, too.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]
         return failure.signature == self.failure.signature
 
     def _units(self) -> list[list[str]]:
-        """Return lists of requests that must be kept or removed together."""
+        """Return groups of requests. A group can be removed only as a whole."""
         unit_of: dict[str, str] = {}
         session_of: dict[str, str] = {}
         for event in (piece.event for piece in self._pieces):
@@ -127,10 +124,9 @@ class Recording:
 
 
 def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
-    """Return the recording of a log up to the first broken rule, or None if the log breaks no rule.
-
-    `kind`: a rule's name, or "any". Returns None for a log whose beginning was deleted. Raises LogError for a
-    log that takes too much memory. Also raises `verify`'s errors.
+    """Return a log's records up to the first broken rule, or None if the log breaks no rule. `kind`: a rule's
+    name, or "any". Returns None for a log whose beginning was deleted. Raises LogError for a log that takes
+    too much memory. Also raises `verify`'s errors.
     """
     deadline = deadline or Deadline()
     log = CheckedLog(folder)
@@ -169,12 +165,12 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
 def _split(state: State, record: Record) -> Piece:
     try:
         return piece_of(state, record)
-    except Exception:  # An impossible record has no shares and is kept unchanged.
+    except Exception:  # An invalid record cannot be split, and is kept unchanged.
         return Piece(record, record.event)
 
 
 def _broken_by(state: State, event: ev.Event) -> Failure | None:
-    """Return the first rule that an event breaks, as a failure with all texts for this rule."""
+    """Return a failure for the first rule that an event breaks, or None."""
     first: str | None = None
     texts: list[str] = []
     for broken in broken_rules(state, event):
@@ -195,17 +191,17 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class RecordedProbe:
-    """A probe for a minimized recording. The failure is in the log's own decisions."""
+    """A probe for a failure in the log's recorded decisions."""
 
     def __init__(self, recording: Recording):
         self._recording = recording
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the recording's failure. No decision is derived again."""
+        """Return the recording's failure. The scheduler does not run."""
         return self._recording.failure
 
     def check_first(self, failure: Failure) -> None:
-        """Accept the recording's own failure."""
+        """Accept every failure."""
 
     def write(self, script: Script, folder: Path) -> None:
         self._recording.write(folder)

@@ -1,4 +1,4 @@
-"""The rules for the decision SCHEDULED: rows, token counts, drafts and new blocks."""
+"""The rules for the event SCHEDULED: rows, token counts, drafts and new blocks."""
 
 import numpy as np
 
@@ -51,8 +51,8 @@ def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
 
 
 def _is_plain(state: State, event: ev.Scheduled) -> bool:
-    """Return whether the event repeats the last step with a token for each row, and breaks no rule. Most
-    steps are of this kind, and this check is several times as fast as the complete checks.
+    """Return whether the event is a plain decode step with the last step's rows, and breaks no rule. For
+    these steps, which are most steps, this check is several times as fast as the complete checks.
     """
     if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode:
         return False
@@ -67,7 +67,7 @@ def _is_plain(state: State, event: ev.Scheduled) -> bool:
 
 
 def _has_plain_blocks(state: State, rows: np.ndarray, new_blocks: bytes) -> bool:
-    """Return whether the rows get exactly the blocks that a token for each row needs, and all are free."""
+    """Return whether `new_blocks` are free, and are exactly the blocks for a token in each row."""
     short, further = further_blocks(state, state.config, rows, 1)
     if not new_blocks or state.num_groups > 1:
         return not new_blocks and not len(short)
@@ -105,8 +105,8 @@ def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
 
 
 def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray) -> Rules:
-    """Check that each row's last computed token lies within the width of the arrays and within the row's
-    known tokens, and that no row verifies too many drafts.
+    """Check that no row computes tokens beyond the array's width or beyond its known tokens, or verifies too
+    many drafts.
     """
     after = state.num_computed[rows] + counts.astype(np.int64)
     width = state.token_ids.shape[1]
@@ -129,7 +129,7 @@ def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarra
 
 
 def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
-    """Check that the rows get the blocks that their next tokens need, and that these blocks are free."""
+    """Check that the new blocks are free, and that their number is the number that the rows need."""
     short, further = further_blocks(state, state.config, rows, counts)
     needed = int(further.sum()) * state.num_groups
     if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():
@@ -149,7 +149,7 @@ def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndar
 
 
 def _references_left(state: State, rows: np.ndarray) -> np.ndarray:
-    """Return each block's reference count after the rows have freed the blocks before their windows."""
+    """Return each block's reference count after the rows have freed blocks outside their sliding windows."""
     references, settled = state.blocks.references.copy(), settled_tokens(state, rows)
     for row, computed in zip(rows.tolist(), settled.tolist(), strict=True):
         if computed >= state.windows.release_at[row]:

@@ -1,7 +1,4 @@
-"""Checks whether FlashInfer can be used on this machine, and says what is missing.
-
-Only `load` imports the package; the checks do not.
-"""
+"""Checks whether FlashInfer can be used on this machine. The checks do not import the package."""
 
 import re
 from importlib import import_module, metadata
@@ -17,7 +14,7 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
-OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST on, but before BEYOND
+OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: OLDEST <= version < BEYOND
 CAPABILITY = (8, 0)  # the lowest compute capability with fa2 kernels
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)
@@ -25,7 +22,7 @@ INSTALL = install_hint("cuda")
 
 
 def missing(device: Device) -> str | None:
-    """Return what this machine lacks for FlashInfer, and how to add it, or None."""
+    """Return why this machine cannot run FlashInfer, or None if it can."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -36,7 +33,7 @@ def missing(device: Device) -> str | None:
 
 
 def package_problem() -> str | None:
-    """Return the problem with the installed package, and how to solve it, or None."""
+    """Return why the installed package is not usable, or None if it is usable."""
     version = installed()
     if version is None:
         return f"{PACKAGE} is not installed; {INSTALL}"
@@ -48,7 +45,7 @@ def package_problem() -> str | None:
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Return why FlashInfer does not support this pool, or None if it does."""
+    """Return why FlashInfer does not support this KV pool, or None."""
     dtype = kv.dtype
     if dtype not in QUERY_DTYPES:
         return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"

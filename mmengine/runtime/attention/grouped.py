@@ -1,5 +1,5 @@
-"""Attention over several block groups. Each group of layers has its own slots and block tables in the same
-pool.
+"""Attention for models with several groups of layers. Each group has its own slots and block tables in the
+same KV pool.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,7 @@ from mmengine.runtime.attention.layered import LayeredAttention
 
 
 class GroupedAttention:
-    """Implements AttentionBackend with a backend for each block group. Within a group, layers are numbered
-    anew.
-    """
+    """Implements AttentionBackend with a backend for each group. A group's layers are numbered from 0."""
 
     captures = False
 
@@ -49,9 +47,7 @@ class GroupedAttention:
         backend.append(place, k, v)
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See AttentionBackend. `sinks`: a score for each head, [num_heads], in layers with attention
-        sinks.
-        """
+        """See AttentionBackend. `sinks`: attention sink scores, [num_heads]."""
         backend, place = self._of_layer[layer]
         if sinks is None:
             return backend.run(place, q)

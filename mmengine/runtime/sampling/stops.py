@@ -1,4 +1,4 @@
-"""Finds the sampled tokens that end a text: end-of-sequence and stop tokens, stop strings, and
+"""Finds sampled tokens that end an answer: end-of-sequence tokens, stop tokens, stop strings, and
 repetitions.
 """
 
@@ -15,38 +15,36 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
-CLOSED = "closed"  # the kind of stop for a text that was completed because its token budget ended
+CLOSED = "closed"  # the kind of stop for an answer that was completed because its token budget ended
 MAY_STOP = STOP_IDS | STOP_STRINGS | DETECTS_REPETITION
-GRAMMAR_END = "grammar"  # the kind of stop for a text after which the grammar allows no further token
-# The key of the next two dicts: whether the grammar was complete before the stop string or the repetition.
+GRAMMAR_END = "grammar"  # the kind of stop if the grammar allows no further token
+# Key of both dicts: whether the grammar was complete before the stop string or the repetition.
 STRING_ENDS = {True: STRING, False: CUT}
 
 REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in rows' texts. Called only for rows whose request has stop strings."""
+    """Finds stop strings in rows' answers."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
-
-        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens), then the output tokens from
-        before a preemption, if any.
+        """Assign `row` to `request`, which has stop strings. `token_ids`: int32, the prompt and the output
+        tokens from before a preemption.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
-        """Append one token to each row. `rows` and `token_ids`: int32 [s].
-
-        Returns the ascending indices of rows in which a stop string is now complete. A row is returned at
-        most once.
+        """Append a token to each row. `rows` and `token_ids`: int32 [s]. Returns the indices of rows in which
+        a stop string is now complete, in ascending order. A row is returned at most once.
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text of `row`, which has a grammar, or None if none did."""
+        """Return the position at which a stop string ended the answer of `row`, or None. The row has a
+        grammar.
+        """
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
-    """Return whether `find_stops` could find a stop. This check is cheap, and False in most decode steps."""
+    """Return whether `find_stops` could find a stop. Cheap, and False in most decode steps."""
     return bool(batch.wanted & MAY_STOP or np.count_nonzero(columns.is_eos(token_ids)))
 
 
@@ -56,11 +54,11 @@ def find_stops(
     columns: RowColumns,
     watcher: StopWatcher | None,
 ) -> tuple[tuple[int, str], ...]:
-    """Return (index, kind) for each sampling row whose token ends its text.
+    """Return (index, kind) for each sampling row whose token ends the answer.
 
-    `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, and not
-    at a stop string before it has min_stop_tokens tokens. If several kinds apply, the result has the first
-    kind in this order: end of sequence, stop token, stop string, repetition.
+    `token_ids`: int32 [s]; negative: no token. A row needs min_tokens tokens to stop, and min_stop_tokens
+    tokens to stop at a stop string. If several kinds apply, the result has the first kind in this order: end
+    of sequence, stop token, stop string, repetition.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)

@@ -52,11 +52,11 @@ class PooledAnswers(ABC):
     ) -> np.ndarray:
         """Return each input's embedding vector, float32 [n, dimensions].
 
-        An input is a text, token ids, messages, or a dict with `text`, `image` and `video`; a string is one
-        input. Each vector is cut after `dimensions` values (default: not cut). `normalize` scales vectors to
-        length 1 (default: the model's setting). `instruction` describes the task for which the vectors are
-        used; `prompt_name` chooses an instruction from the model's own list instead. A text with more tokens
-        than `truncate_prompt_tokens` is cut. Raises InvalidRequest, for example for a reranker.
+        An input is a text, token ids, messages, or a dict with `text`, `image` and `video`. `inputs` may be a
+        single string. Vectors are cut after `dimensions` values (default: not cut). `normalize` scales
+        vectors to length 1 (default: the model's setting). `instruction` describes the task of the vectors.
+        `prompt_name` selects an instruction from the model's own list instead. Texts are cut to
+        `truncate_prompt_tokens` tokens. Raises InvalidRequest, for example for a reranker.
         """
         call = EmbedCall(
             self.pooled,
@@ -81,10 +81,8 @@ class PooledAnswers(ABC):
         truncate_prompt_tokens: int | None = None,
         media_options: dict[str, object] | None = None,
     ) -> Iterator[tuple[int, np.ndarray | MMEngineError]]:
-        """Yield (index, vector) for each input as soon as the vector is computed, in any order.
-
-        For an input that fails, yields (index, error). The arguments are the same as for `embed`. Raises
-        InvalidRequest for a reranker.
+        """Yield (index, vector) for each input in order of completion. For an input that fails, yields
+        (index, error). For the arguments, see `embed`. Raises InvalidRequest for a reranker.
         """
         call = EmbedCall(
             self.pooled,
@@ -116,9 +114,9 @@ class PooledAnswers(ABC):
     ) -> list[float]:
         """Return the relevance score for each (query, document) pair.
 
-        A single query is paired with all documents. A reranker's score is the probability that the model
-        answers yes rather than no. With `raw`, a reranker's score is the log-odds. An embedding model's score
-        is the cosine between the two vectors. Raises InvalidRequest, for example for a chat model.
+        A single query is paired with all documents. A reranker's score is the probability of the answer
+        "yes", or the log-odds with `raw`. An embedding model's score is the cosine between the two vectors.
+        Raises InvalidRequest, for example for a chat model.
         """
         asked, found = inputs_of(queries), inputs_of(documents)
         call = ScoreCall(

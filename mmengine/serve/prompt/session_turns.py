@@ -1,10 +1,7 @@
-"""Builds the prompt for a session's request from the session's tokens and the appended content.
-
-Each request appends a piece: the new content's tokens and media. The session's pieces together are the chain,
-which is the request's prompt.
-
-If the chain would exceed the session's length, a new chain contains only the anchor, the most recent pieces
-and the new piece. The new chain is prefilled like any prompt, so dropped pieces have no influence.
+"""Builds the prompt for a session's request from the session's tokens and the appended content. Each request
+appends a piece: the new content's tokens and media. The session's pieces form the chain, which is the
+request's prompt. If the chain would exceed the session's length, older pieces after the anchor are dropped.
+The shorter chain is prefilled again, so dropped pieces have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +20,10 @@ Part = dict[str, object]  # a part of a message
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """How a request's prompt extends a session.
-
-    `opens` says which turn the prompt opens (see TurnProcessor). `is_anchor` says whether the prompt's piece
-    stays when older pieces are dropped. `length` limits the session's tokens, and `keep` limits the tokens in
-    a new chain. `loaded` has older media that must be encoded again.
+    """Describes how a request's prompt extends a session. `opens`: which turn the prompt opens (see
+    TurnProcessor). `is_anchor`: whether the new piece is never dropped. `length`: maximum number of tokens in
+    the session. `keep`: maximum number of tokens after pieces were dropped. `loaded`: older media that must
+    be encoded again.
     """
 
     session_id: str
@@ -41,10 +37,9 @@ class SessionPlace:
 
 
 class SessionChain(NamedTuple):
-    """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order.
-
-    The first `num_kept` tokens are already in the session. The next `num_opening` tokens open a turn, as in
-    the event APPENDED.
+    """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order. The first
+    `num_kept` tokens are the session's tokens. The next `num_opening` tokens open a turn, as in the event
+    APPENDED.
     """
 
     tokens: np.ndarray
@@ -73,16 +68,15 @@ def build_chain(
     num_answer: int,
     film_begins: Callable[[], list[int]],
 ) -> SessionChain:
-    """Return the session's next chain, which leaves room for `num_answer` answer tokens.
-
-    `film_begins` returns the tokens that come before a video. Raises InvalidRequest if the new piece does not
-    fit after the anchor, or if an anchor follows other pieces.
+    """Return the session's next chain. `num_answer`: the number of reserved answer tokens. `film_begins`:
+    returns the tokens that precede a video. Raises InvalidRequest if the new piece does not fit after the
+    anchor, or if an anchor follows other pieces.
     """
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor must come first in a session: append it before other content")
     new = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
     if place.opens == "next" and new.num_opening and new.tokens[0] == session.tokens[-1]:
-        new = new.without(1)  # the answer already has the token that ends its turn
+        new = new.without(1)  # The answer already ends with the token that closes the turn.
     num_kept = len(session.tokens)
     if num_kept + len(new.tokens) + num_answer <= place.length:
         return _joined(session, num_kept, [new], place.film)
@@ -111,7 +105,7 @@ def build_chain(
 
 
 class _Piece(NamedTuple):
-    """A piece's tokens, and the piece's media with positions relative to its first token."""
+    """A piece's tokens and media. The media's positions are relative to the first token."""
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]
@@ -136,9 +130,8 @@ def _joined(session: SessionState, num_kept: int, pieces: Sequence[_Piece], film
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Return the index after the anchor's last token.
-
-    Without an anchor, this is the index after the tokens that open the first turn.
+    """Return the anchor's number of tokens. Without an anchor, return the number of tokens that open the
+    first turn.
     """
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_from(session, 0):
@@ -159,10 +152,7 @@ def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chun
 
 
 def parts_of(content: object) -> list[Part]:
-    """Return appended content as message parts. The content is a text, a part, or a list of texts and parts.
-
-    Raises InvalidRequest.
-    """
+    """Return the appended texts and parts as a list of message parts. Raises InvalidRequest."""
     given = content if isinstance(content, (list, tuple)) else [content]
     parts: list[Part] = []
     for part in given:
@@ -179,10 +169,9 @@ def parts_of(content: object) -> list[Part]:
 
 
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
-    """Return a video's frames as message parts. Each frame is a pair (seconds, image).
-
-    If the encoder reads several frames together (`in_patch` > 1), the frames become a single video part.
-    Otherwise a frame becomes a text with its time and an image part.
+    """Return a video's frames, (seconds, image), as message parts. If the encoder reads `in_patch` > 1 frames
+    together, these frames become a video part. Otherwise each frame becomes a text with the time and an image
+    part.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

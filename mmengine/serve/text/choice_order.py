@@ -1,4 +1,4 @@
-"""Interleaves several choices' outputs in the order in which the tokens were generated."""
+"""Interleaves the outputs of a request's choices in generation order."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,10 +10,9 @@ from mmengine.serve.text.request_output import RequestOutput, split_output
 
 
 def in_order(choices: Sequence[RequestOutput], order: bytes) -> list[RequestOutput]:
-    """Split complete choices without text into outputs, in the order in which tokens were generated.
-
-    `order` has, for each generated token, its choice's index in `choices`. Tokens without an entry in `order`
-    come last. If the last choice has a completion, the last output gets the completion.
+    """Split complete choices into outputs in generation order. `order`: for each generated token, the
+    choice's index in `choices`, as a byte. Tokens beyond `order` come last. The last output gets the last
+    choice's completion, if any.
     """
     if len(choices) == 1 or not order:
         return [piece for choice in choices for piece in split_output(choice)]

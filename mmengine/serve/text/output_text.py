@@ -1,6 +1,4 @@
-"""Decodes outputs' tokens on the thread that reads the outputs, so that the engine's thread does not spend
-time on decoding.
-"""
+"""Decodes output tokens on the reader's thread, to save time on the engine's thread."""
 
 from dataclasses import replace
 
@@ -15,10 +13,8 @@ from mmengine.structured_output.grammar_start import find_end
 
 
 class OutputText:
-    """Adds texts to a request's outputs, which must be passed in order.
-
-    With `pieces` False, only complete answers get a text. For requests with a response format, `grammar` must
-    be set before the first output.
+    """Adds texts to a request's outputs. Outputs must be passed in order. If `pieces` is False, only complete
+    answers get a text. For requests with a response format, `grammar` must be set before the first output.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
@@ -50,10 +46,8 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops, grammar: GrammarRequest | None) -> Choice:
-    """Return a copy with the decoded text and with the confidences for the answer's fields.
-
-    If the answer has reasoning, which ends with the tokens `choice.after`, stop strings apply only to the
-    content after the reasoning.
+    """Return a copy with the decoded text and the confidences for the answer's fields. `choice.after` are the
+    tokens that end the reasoning. Stop strings apply only after the reasoning.
     """
     fields = answer_confidence(tokenizer, grammar, choice.token_ids, choice.confidences, choice.after)
     if fields is not None:

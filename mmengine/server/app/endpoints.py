@@ -1,6 +1,4 @@
-"""Builds the endpoint tables for sessions, pooling and storage. Also contains the endpoints that refuse
-unsupported routes with an explanation.
-"""
+"""Builds the endpoint tables for sessions, pooling and storage, and refuses unsupported routes."""
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send

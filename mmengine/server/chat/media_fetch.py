@@ -1,5 +1,5 @@
-"""Creates the fetcher for media URLs and local files from the server's settings, and counts the fetches in
-metrics. Also refuses URLs that the settings do not allow.
+"""Creates the fetcher for media URLs and local files, and its metrics. Also refuses URLs that the settings do
+not allow.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
 
 
 def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
-    """Raise ApiError for a URL that this server never reads. Called before any other work for the call."""
+    """Raise ApiError for a URL that the settings do not allow."""
     head = url[:16].lower()
     fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:
@@ -62,10 +62,8 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """The metrics for a media fetcher. The fetcher calls `saw` after each fetch.
-
-    For a failed fetch, the operator log contains the host, but never the path or query of the URL, because
-    these may contain credentials.
+    """The metrics for a media fetcher. Failed fetches are logged with the host, but without the URL's path
+    and query, which may contain credentials.
     """
 
     def __init__(self, media_fetcher: MediaFetcher | None) -> None:

@@ -1,5 +1,5 @@
-"""The structs that declare the request and response bodies of /v1/sessions. Also converts the bodies of
-appends and questions to chat bodies.
+"""Declares the request and response bodies of /v1/sessions, and converts appended content and questions to
+chat bodies.
 """
 
 from typing import Annotated
@@ -13,8 +13,7 @@ from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
 from mmengine.server.http.errors import ApiError, decode_body
 
-# Maximum number of tokens in an answer if the call sets no limit. Needed because a session reserves space for
-# its answer.
+# Maximum number of answer tokens if the call sets no limit. A session reserves space for the answer.
 DEFAULT_ANSWER = 256
 SHORTEST_IDLE_S = 0.1  # A shorter time would be rounded to 0, which means no time limit.
 Index = Annotated[int, Meta(ge=0)]
@@ -24,9 +23,9 @@ Content = str | list[Json]
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body for a call that opens a session.
 
-    `length`: maximum number of tokens. When the session exceeds this number, it continues with only the
-    anchor and the last `keep` tokens. `anchor`: content at the beginning that is never dropped. `idle_s`:
-    seconds without a call after which the session is closed.
+    `length`: maximum number of tokens. Beyond `length`, older content is dropped, and at most `keep` tokens
+    remain. `anchor`: content at the beginning that is never dropped. `idle_s`: seconds without a call after
+    which the session is closed.
     """
 
     model: str | None = None
@@ -42,7 +41,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body for a call that appends content. `index`: the number of requests in the session before this
-    call. A repeated call with the same index has no effect.
+    call. The server ignores a repeated call with the same index.
     """
 
     content: Content
@@ -50,7 +49,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body for a question. All chat fields are allowed, except the fields in REFUSED_IN_SESSIONS."""
+    """The body for a question. Chat fields are allowed, too, except the fields in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None
@@ -91,11 +90,9 @@ REFUSED_IN_SESSIONS = Fields(
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in the responses of the API.
-
-    `requests`: the number of requests so far, which is the next call's index. `cached_tokens`: the tokens of
-    this call's content that were prefix cache hits. `frames_held`: video frames that wait for further frames,
-    because the encoder processes several frames together.
+    """A session in the API's responses. `requests`: the number of requests so far, which is the next call's
+    index. `cached_tokens`: the number of prefix cache hits in this call's content. `frames_held`: the number
+    of video frames that wait until the encoder can process several frames together.
     """
 
     id: str
@@ -105,7 +102,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     tokens: int = 0
     media: int = 0
-    kept_tokens: int = 0  # Tokens of the KV blocks that the session holds.
+    kept_tokens: int = 0  # Number of tokens in the session's KV blocks.
     length: int = 0
     cached_tokens: int | None = None
     frames_held: int = 0
@@ -123,7 +120,7 @@ class SessionDeleted(msgspec.Struct, frozen=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True):
-    """A session's owner and options, as they are stored in the log."""
+    """A session's owner and options in the log."""
 
     owner: str = ""
     created: int = 0
@@ -140,8 +137,8 @@ _BUDGETS = ("max_tokens", "max_completion_tokens")
 
 
 def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
-    """Convert the body of …/append or …/ask (`asks`) to a /v1/chat/completions body with a single message.
-    Return the chat body, and the `index` of the call. Raises ApiError.
+    """Convert the body of …/append or …/ask to a /v1/chat/completions body with a single message. Return the
+    chat body and the call's `index`. `asks`: whether the route is …/ask. Raises ApiError.
     """
     given: AppendBody | AskBody | None = None if asks else decode_body(data, _decode_append)
     fields = decode_body(data, _decode_fields)

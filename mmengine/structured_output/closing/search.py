@@ -1,6 +1,4 @@
-"""The search for a completion, which extends a text byte by byte up to a possible end. closings.py uses this
-search.
-"""
+"""Searches for a completion: bytes that extend a partial answer to an end that the grammar allows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +9,9 @@ from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.matcher import Matcher
 
 MAX_NUMBERS_TRIED = 300  # Maximum number of candidates that `_append_number` tries.
-MAX_OPTIONS = 4  # Maximum number of keys or values that are compared by lookahead.
-LOOKAHEAD_SHARE = 4  # Lookahead may take at most 1/LOOKAHEAD_SHARE of the questions to the matcher.
-_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # How the matcher writes a special token among forced bytes.
+MAX_OPTIONS = 4  # Maximum number of keys or values that a lookahead compares.
+LOOKAHEAD_SHARE = 4  # Lookahead may use at most 1/LOOKAHEAD_SHARE of the calls to the matcher.
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A special token among the matcher's forced bytes.
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
 _DIGITS = b"0123456789"
@@ -22,10 +20,8 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """The tokenizer data that completions need: the tokens' bytes, the special tokens, and `encode`.
-
-    `token_bytes` has every token's bytes, b"" for a special token such as end of sequence. `special_ids` has
-    the special tokens that a grammar may require. `encode` converts text to tokens.
+    """The tokenizer data for completions. `token_bytes`: every token's bytes, b"" for a special token.
+    `special_ids`: special tokens that a grammar may require. `encode`: converts a text to tokens.
     """
 
     def __init__(
@@ -41,7 +37,7 @@ class Vocabulary:
         self.lacks_bytes = -1 in self.ids
 
     def letters(self, text: bytes) -> list[int] | None:
-        """Return a single-byte token for each byte, or None if the vocabulary lacks one."""
+        """Return a single-byte token for each byte, or None if the vocabulary lacks such a token."""
         found = [self.ids[byte] for byte in text]
         return None if self.lacks_bytes and -1 in found else found
 
@@ -50,9 +46,8 @@ class Vocabulary:
 
 
 class PartialText:
-    """A text that the search extends.
-
-    `tokens` has the tokens since the search began: single-byte tokens and special tokens.
+    """A text that the search extends. `tokens`: the appended tokens, which are single-byte tokens and special
+    tokens.
     """
 
     __slots__ = ("matcher", "place", "tokens")
@@ -68,10 +63,9 @@ class PartialText:
 
 
 class Search:
-    """A search for a completion, with a limited number of questions to the matcher.
-
-    `leaves` maps a first byte to the hints' scalars and their tokens. `effort` is the maximum number of
-    questions. With `by_turns`, the least used option is preferred to the shortest option.
+    """A search for a completion. `leaves`: first byte -> the hints' scalars with this byte, and the scalars'
+    tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the search prefers the least
+    used option to the shortest option.
     """
 
     def __init__(
@@ -90,21 +84,19 @@ class Search:
         self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
     def to_end(self, way: PartialText, limit: int) -> list[int] | None:
-        """Return a completion's tokens, or None if no completion with at most `limit` bytes was found."""
+        """Return the tokens of a completion with at most `limit` bytes, or None if the search finds none."""
         return way.tokens if self._go(way, limit, -1) else None
 
     def to_depth(self, way: PartialText, limit: int, depth: int) -> list[int] | None:
-        """Return tokens, with at most `limit` bytes, after which a value is complete and `depth` brackets are
-        open.
-
-        Returns None if no such tokens were found.
+        """Return tokens after which a value is complete and `depth` brackets are open. Returns None if the
+        search finds no such tokens with at most `limit` bytes.
         """
         return way.tokens if self._go(way, limit, depth) else None
 
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
-        """Extend the text until it may end or, with `depth`, until a value is complete at this depth.
-
-        Returns False if more than `limit` bytes would be needed. The depth is the number of open brackets.
+        """Extend the text until a value is complete at `depth`, the number of open brackets. If `depth` is
+        negative, extend the text until it may end. Returns False if the search finds no extension with at
+        most `limit` bytes.
         """
         while not self._is_done(way, depth):
             if self._left <= 0 or len(way.tokens) >= limit or not self._step(way, limit):
@@ -158,7 +150,7 @@ class Search:
             return self._append_token(way, int(special[1]))
         forced = forced.partition(b"\xff[")[0]
         if way.place.string is None:
-            forced = forced[:1]  # Append only the first byte, because a value may be complete after it.
+            forced = forced[:1]  # A value may be complete after the first byte.
         elif b'"' in forced and not self._hints.is_bare:
             forced = forced[: forced.index(b'"') + 1]
         return self._append(way, forced)
@@ -174,11 +166,11 @@ class Search:
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
     def _value_ends(self, way: PartialText) -> Sequence[bytes]:
-        """Return the strings that may follow a value which is outside lists and objects."""
+        """Return the strings that may follow a value outside lists and objects."""
         return () if self._hints.calls is None else self._hints.calls.value_ends(way.place)
 
     def _ends(self, way: PartialText, tokens: list[int] | None) -> bool:
-        """Return whether these tokens are allowed and end the current key, value or bare text."""
+        """Return whether the tokens are allowed and complete the current key, value or bare text."""
         if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
             return False
         if way.place.inside:
@@ -213,28 +205,25 @@ class Search:
         return bool(end) and self._allows(way, end) and self._append(way, end) or self._append_by_turns(way)
 
     def _append_due(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
-        """Append a key that some object in the grammar requires."""
+        """Append a key that an object in the grammar requires."""
         options = [*keys[: MAX_OPTIONS - 1], b'"']
         if self._append_best(way, options, limit):
             return True
-        # Take the least used key, because repeating one key might lead to no end.
+        # Use the least used key, because repeating the same key might never end.
         option = min(keys, key=lambda each: self._used.get(each, 0))
         self._used[option] = self._used.get(option, 0) + 1
         return self._append(way, option)
 
     def _append_key(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
-        """Append the key with which the object ends after the fewest bytes."""
+        """Append the key that leads to the shortest object."""
         ends = [key + b'"' for key in keys]
         if len(keys) > 1 and self._append_best(way, ends, limit):
             return True
         return self._append_least(way, ends)
 
     def _append_best(self, way: PartialText, options: list[bytes], limit: int) -> bool:
-        """Append the option with which the enclosing list or object ends soonest, and the text up to this
-        end.
-
-        Returns False if no option was chosen, because the lookahead took too long or because this search is
-        itself a lookahead.
+        """Append the option that leads to the shortest enclosing list or object, and the text up to this end.
+        Returns False without a choice, for example if this search is itself a lookahead.
         """
         if self._by_turns or self._is_lookahead or self._lookahead_left <= 0 or not way.place.inside:
             return False
@@ -293,14 +282,11 @@ class Search:
         return sorted(fitting, key=len)
 
     def _some(self, found: Iterator[bytes]) -> list[bytes]:
-        """With `by_turns`, return all candidates; otherwise return the first few."""
+        """Return all candidates with `by_turns`, otherwise the first few."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object at a position that requires one.
-
-        The byte limit grows with each try, because an option may have no end.
-        """
+        """Append a list or an object. The byte limit grows with each try, as an option may have no end."""
         if self._is_lookahead:
             return self._append_whole(way, opening, limit)
         self._is_lookahead = True
@@ -310,7 +296,7 @@ class Search:
         return found
 
     def _append_whole(self, way: PartialText, opening: Iterable[bytes], limit: int) -> bool:
-        """Append the shortest list or object if it has at most `limit` bytes."""
+        """Append the shortest list or object with at most `limit` bytes. Returns False if there is none."""
         best: PartialText | None = None
         for each in opening:
             branch = way.branch()
@@ -326,7 +312,7 @@ class Search:
         waiting = [b""]
         for number in waiting:
             last = number[-1] if number else way.place.last
-            # Outside a number, the letter e could begin a word.
+            # The letter e continues a number only after a digit.
             following = _NUMBER if last in _DIGITS else _NUMBER[:-2]
             for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = number + bytes((byte,))
@@ -337,10 +323,8 @@ class Search:
         return False
 
     def _append_by_turns(self, way: PartialText) -> bool:
-        """Append the byte that was chosen least often at earlier positions that allowed the same set of
-        bytes.
-
-        If no byte is allowed, appends a special token.
+        """Append the allowed byte that this search chose least often. Uses are counted separately for each
+        set of allowed bytes. If no byte is allowed, appends a special token.
         """
         ids = self._vocabulary.ids
         for kinds in (_PLAIN, _ODD):

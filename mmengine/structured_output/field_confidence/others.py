@@ -1,4 +1,4 @@
-"""Computes, from the most likely tokens at each position, which other values a field could have had."""
+"""Computes other possible values for a field from the most likely tokens at each position."""
 
 import json
 import math
@@ -14,19 +14,16 @@ from mmengine.token_confidence import TokenConfidence
 
 SHORT = 32  # A value with at most this many bytes of JSON text is short.
 MAX_OTHERS = 16
-LEAST_P = 1e-4  # Less likely beginnings of a short value are left out.
+LEAST_P = 1e-4  # Minimum probability for the beginning of another value.
 CONTINUES_NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")
 _SPACE = b" \t\r\n"
 
 
 class OtherValue(msgspec.Struct, frozen=True):
-    """Another possible value, or a text with which other values begin, with its probability.
-
-    The probability is taken at the first token that differs.
-
-    `value` is the other value. `begins` is the beginning of other values as JSON text, up to and including
-    the token that differs, with U+FFFD for incomplete characters. Either `value` or `begins` is UNSET.
+    """Another possible value, or a beginning of other values. `p`: the probability of the first token that
+    differs from the answer. `value`: the other value. `begins`: JSON text up to and including the token that
+    differs, with U+FFFD for incomplete characters. Either `value` or `begins` is UNSET.
     """
 
     p: float
@@ -35,10 +32,9 @@ class OtherValue(msgspec.Struct, frozen=True):
 
 
 class Step(NamedTuple):
-    """A token of the answer, and its position in the JSON text: the bytes from `start` to `end`.
-
-    `likely` has (bytes, probability) for the most likely allowed tokens at this position. `is_value` is True
-    if the token contains bytes of the value, and False for the token after the value.
+    """A token in the answer. The token has the bytes from `start` to `end` in the JSON text. `likely`:
+    (bytes, probability) for the most likely allowed tokens at this position. `is_value`: whether the token
+    contains bytes from the value.
     """
 
     start: int
@@ -53,9 +49,8 @@ def other_values(
 ) -> tuple[OtherValue, ...]:
     """Return other possible values for the field at `span`, most likely first.
 
-    `names` has the values that the schema lists for the field. If the schema lists none and the value is
-    short, the result has beginnings of other values instead. `steps` has the value's tokens and the token
-    after them.
+    `names`: the values that the schema lists for the field. Without such values, the result has beginnings of
+    other values if the field's value is short. `steps`: the value's tokens and the next token.
     """
     value = text[span.start : span.end]
     if names:
@@ -82,9 +77,7 @@ def _text_of(value: Scalar) -> bytes:
 
 
 def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
-    """Return whether a text that continues with `rest` has a different value than a text that continues with
-    `value`.
-    """
+    """Return whether texts that continue with `rest` and with `value` have different values."""
     if value.startswith(rest):
         return False
     if not rest.startswith(value):
@@ -93,7 +86,7 @@ def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
 
 
 def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
-    """Return the total probability of tokens that lead to the value `other`, at the first token that
+    """Return the total probability of tokens that lead to the value `other` at the first position that
     differs.
     """
     value = text[span.start : span.end]
@@ -113,7 +106,7 @@ def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> fl
 
 
 def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
-    """Return the first token at whose position another likely token leads to another value, or None."""
+    """Return the first token for which another likely token would lead to another value, or None."""
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)
@@ -124,7 +117,7 @@ def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
 
 
 def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherValue]:
-    """Return the beginnings of other values, at the first token at which other values are likely enough."""
+    """Return beginnings of other values up to the first position with likely other tokens."""
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)
@@ -139,10 +132,8 @@ def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherVal
 
 
 def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]:
-    """Yield (bytes that the token adds to the value, probability) for each likely token.
-
-    If the step's token has bytes before the value, only likely tokens that begin with the same bytes count.
-    White space in these bytes is ignored.
+    """Yield (the token's bytes in the value, probability) for each likely token. If the step's token has
+    bytes before the value, only tokens with the same prefix count. White space in the prefix is ignored.
     """
     before = text[step.start : span.start].translate(None, _SPACE) if step.start <= span.start else None
     for data, p in step.likely:
@@ -152,9 +143,8 @@ def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]
 
 
 def _after(before: bytes, data: bytes) -> bytes:
-    """Return the bytes in `data` after the prefix `before`, ignoring white space.
-
-    Returns b"" without this prefix.
+    """Return the bytes in `data` after the prefix `before`, ignoring white space. Returns b"" if `data` lacks
+    the prefix.
     """
     for byte in before:
         data = data.lstrip(_SPACE)

@@ -1,7 +1,5 @@
-"""Validates a value against a schema that could not be enforced, within a limited number of steps.
-
-Patterns are not checked, since a pattern from a client may run for too long. A reported violation is certain,
-but some violations are not reported.
+"""Validates a value against a schema that could not be enforced. Some violations are not found: the number of
+steps is limited, and patterns are not checked, because a client's pattern may run for too long.
 """
 
 import json
@@ -17,8 +15,8 @@ from mmengine.structured_output.json_schema.vocabulary.dialects import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer
 
-MAX_STEPS = 2_000  # Maximum number of times that a schema is applied to a value; each takes 2 to 5 µs.
-MAX_COMPARISONS = 100_000  # Maximum number of compared values and names; each takes up to 0.2 µs.
+MAX_STEPS = 2_000  # Maximum number of steps. A step applies a schema to a value, in 2 to 5 µs.
+MAX_COMPARISONS = 100_000  # Maximum number of compared values and names. A comparison takes up to 0.2 µs.
 MAX_DEPTH = 64  # Maximum nesting depth of schemas and values.
 TOO_LARGE = "too large to validate"
 _RESOURCE = ("$schema", "$id", "id")  # Keywords of embedded resources.
@@ -76,8 +74,8 @@ class _Validator:
             self._array(schema, value, pointer, depth)
 
     def _keywords(self, schema: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the schema's keywords that have an effect in its draft. Returns {} for an embedded resource,
-        whose references and draft may differ from the root's.
+        """Return the keywords that have an effect in the schema's draft. Returns {} for an embedded resource,
+        because its draft and base URI may differ from the root's.
         """
         if schema is not self._root and any(isinstance(schema.get(name), str) for name in _RESOURCE):
             return {}
@@ -120,8 +118,7 @@ class _Validator:
     def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
         for each in _list(schema.get("allOf")):
             self.at(each, value, pointer, depth + 1)
-        # For oneOf, at least one matching branch is enough, as for anyOf. Several branches may seem to match,
-        # because some keywords are not checked.
+        # oneOf is checked like anyOf, because unchecked keywords may make several branches match.
         for keyword in ("anyOf", "oneOf"):
             found = _list(schema.get(keyword))
             if found and not any(self._fits(each, value, pointer, depth) for each in found):

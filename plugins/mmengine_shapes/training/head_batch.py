@@ -13,10 +13,8 @@ POOL = 16  # Number of batches whose samples are sorted together by length.
 
 
 def collate(samples: Sequence[Sample]) -> HeadBatch:
-    """Return the samples as one batch, padded at the end.
-
-    Drafts begin at the last prompt token, and at every answer token except the last two, after which there is
-    no token for a draft to predict.
+    """Return the samples as a batch, padded at the end. `rows` has the positions at which drafts begin: the
+    last prompt token, and every answer token except the last two.
     """
     length = max(len(sample.ids) for sample in samples)
     counts = [max(1, len(sample.ids) - sample.num_prompt - 1) for sample in samples]
@@ -41,7 +39,7 @@ def collate(samples: Sequence[Sample]) -> HeadBatch:
 
 
 def batches(samples: Sequence[Sample], size: int, seed: int) -> Iterator[HeadBatch]:
-    """Yield batches endlessly. Each epoch has a new order, with similar lengths in a batch to save
+    """Yield batches endlessly. Each epoch has a new order. A batch has samples with similar lengths, to save
     padding.
     """
     rng = random.Random(f"batches {seed}")

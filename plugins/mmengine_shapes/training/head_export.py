@@ -1,5 +1,5 @@
-"""Writes a trained draft head as a hub folder, in one of two layouts: the layout of EAGLE, SpecForge and
-SGLang, or the layout of speculators. Also reads the first layout.
+"""Writes a trained draft head as a hub folder, in the layout of EAGLE, SpecForge and SGLang, or in the layout
+of speculators. Also reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
 """
@@ -23,8 +23,8 @@ STORED = torch.float16
 
 
 def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
-    """Return the stored tensors by their names on the hub. `d2t`, int64 [draft_vocab]: the offset from a
-    draft id to the target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
+    """Return the head's tensors by hub name. `d2t`, int64 [draft_vocab]: the offset from a draft id to the
+    target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
     """
     weights = {name: value.detach().to(STORED).contiguous() for name, value in head.state_dict().items()}
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
@@ -33,7 +33,7 @@ def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
 
 
 def layer_config(head: DraftHead) -> dict[str, Any]:
-    """Return the layer's configuration, with LlamaConfig's names and the target's rotary embedding."""
+    """Return the decoder layer's configuration in LlamaConfig's format."""
     config = head.config
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -61,9 +61,7 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """Return the options that both layouts store besides the layer's configuration. In these options, an
-    auxiliary layer id i stands for the input of layer i.
-    """
+    """Return further options that both layouts store. An auxiliary layer id i means the input of layer i."""
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(head.shape.levels),
@@ -76,8 +74,8 @@ def switches(head: DraftHead) -> dict[str, Any]:
 
 
 def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
-    """Write the layout that EAGLE, SpecForge and SGLang read. The embedding is left out, because it is the
-    target's.
+    """Write the layout that EAGLE, SpecForge and SGLang read. The head uses the target's embedding, which is
+    not stored.
     """
     config = {
         **layer_config(head),

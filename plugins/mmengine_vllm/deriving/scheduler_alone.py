@@ -1,7 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""Runs vLLM's scheduler without a model: a small configuration, requests, and results of a model runner.
-
-Imports nothing of mmengine.
+"""Creates the objects for running vLLM's scheduler without a model: a small configuration, requests, and a
+model runner's results.
 """
 
 import copy
@@ -33,7 +32,7 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
-# Settings for the scheduler alone, which EngineArgs does not take.
+# Settings that are no arguments of EngineArgs.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
     "recorded_groups",
@@ -42,7 +41,7 @@ _OF_SCHEDULER = (
 
 @cache
 def model_folder(max_model_len):
-    """Return a folder with the configuration of a text model, which has no weights."""
+    """Return a folder with a text model's configuration, without weights."""
     folder = Path(tempfile.mkdtemp())
     model = {**MODEL, "max_position_embeddings": max_model_len}
     (folder / "config.json").write_text(json.dumps(model))
@@ -50,9 +49,7 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a new VllmConfig for a text model. `settings`: arguments for EngineArgs, and the further
-    settings that `_engine_config` pops.
-    """
+    """Return a new VllmConfig for a text model. `settings`: EngineArgs' arguments, and _OF_SCHEDULER."""
     names = sorted(settings.keys() - {*_OF_SCHEDULER})
     return copy.deepcopy(_engine_config(tuple((name, settings[name]) for name in names)))
 
@@ -83,7 +80,9 @@ def _engine_config(items):
 
 
 def kv_group(number, kind, fields):
-    """Return a KVCacheGroupSpec with vLLM's class `kind`. In `fields`, names of dtypes become dtypes."""
+    """Return a KVCacheGroupSpec with vLLM's class `kind`. Names of dtypes in `fields` are converted to
+    dtypes.
+    """
     cls = getattr(kv_cache_interface, kind)
     values = {
         name: getattr(torch, value.removeprefix("torch.")) if "dtype" in name and value else value
@@ -153,8 +152,8 @@ def block_hasher(scheduler):
 def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar=False, **more):
     """Return a Request that never stops by itself.
 
-    `images`: (identifier, modality, start, length, mask), with the range of the placeholders in the prompt.
-    `mask`: None, or which of these positions have embeddings.
+    `images`: (identifier, modality, start, length, mask). `start` and `length`: the placeholders in the
+    prompt. `mask`: None, or whether each placeholder has an embedding.
     """
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     if grammar:
@@ -175,7 +174,7 @@ def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar
 
 
 def could_run(scheduler):
-    """Return whether the scheduler is not paused and has a request whose status lets the request run."""
+    """Return whether the scheduler is not paused and has a request that may run."""
     if scheduler.pause_state.name != "UNPAUSED":
         return False
     return any(
@@ -184,12 +183,12 @@ def could_run(scheduler):
 
 
 def sampling_requests(scheduler, output):
-    """Return the requests that get a token in a step that was just scheduled: all except prompt chunks."""
+    """Return the requests that get a token in the scheduled step: all except prompt chunks."""
     return [name for name in output.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk]
 
 
 def runner_output(output, tokens):
-    """Return the result of a model runner for a step. `tokens`: request id -> the tokens that it gets."""
+    """Return a model runner's result for a step. `tokens`: request id -> sampled tokens."""
     names = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,

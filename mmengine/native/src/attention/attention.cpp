@@ -11,21 +11,21 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
-constexpr int kFewQueries = 16;  // a row with at most so many queries is computed without tiles, thus without packing
-constexpr int kTaskQueries = 1024;  // most queries per task, counted for each head that shares a KV head
+constexpr int64_t kSmall = 100000;  // with fewer multiply-adds, a single thread is faster
+constexpr int kFewQueries = 16;  // rows with drafts and at most so many queries are computed without tiles
+constexpr int kTaskQueries = 1024;  // maximum queries per task, over all heads that share a KV head
 
 int queries_of(const mm_attention_step& step, int row) { return step.query_starts[row + 1] - step.query_starts[row]; }
 
-// Returns whether the row is computed by decode.cpp, which reads its blocks once for all heads and queries. The other
-// rows use tiles.
+// Returns whether decode.cpp computes the row. decode.cpp reads each KV block once for all heads and queries. The other
+// rows are computed in tiles.
 bool decodes(const mm_attention_step& step, int row) {
   const int queries = queries_of(step, row);
   const bool drafts = step.num_drafts && step.num_drafts[row] == queries - 1 && queries <= kFewQueries;
   return (queries == 1 || drafts) && !step.tiles_only;
 }
 
-// Returns the step's multiply-adds; stops counting at kSmall.
+// Returns the step's number of multiply-adds. Stops counting at kSmall.
 int64_t work_of(const AttentionCall& call) {
   const mm_attention_step& step = *call.step;
   int64_t work = 0;
@@ -36,7 +36,7 @@ int64_t work_of(const AttentionCall& call) {
   return work;
 }
 
-// Adds tasks for prompt chunks. A task has one KV head and at most as many queries as keep their sums in the cache.
+// Adds tasks for prompt chunks. A task has a KV head and at most kTaskQueries queries, so its sums stay in the cache.
 void plan_prefill(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   int rows = 0;
   for (int row = 0; row < step.num_rows; row++) rows += !decodes(step, row);
@@ -53,7 +53,7 @@ void plan_prefill(const mm_attention_step& step, int threads, std::vector<Attent
   }
 }
 
-// Adds tasks for decoding rows. If there are enough rows, a task is a whole row, whose KV is read in address order.
+// Adds tasks for decoding rows. With enough rows, a task is a whole row, so its KV is read in address order.
 void plan_decode(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   const int heads = step.num_kv_heads, rows = step.num_rows;
   const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;
@@ -64,7 +64,7 @@ void plan_decode(const mm_attention_step& step, int threads, std::vector<Attenti
 
 int64_t scratch_bytes(const AttentionCall& call, const std::vector<AttentionTask>& tasks) {
   const mm_attention_step& step = *call.step;
-  int few = 0, many = 0;  // most queries of a task
+  int few = 0, many = 0;  // maximum number of queries in a task
   for (const AttentionTask& task : tasks) {
     int &most = decodes(step, task.row) ? few : many, queries = task.query1 - task.query0;
     most = queries > most ? queries : most;

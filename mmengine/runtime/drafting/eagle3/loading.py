@@ -1,4 +1,4 @@
-"""Loads a draft head's weights onto its target model's device."""
+"""Loads a draft head's weights onto the target model's device."""
 
 from collections.abc import Callable
 
@@ -20,11 +20,11 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # number of rows of two embeddings that are compared at a time
+_COMPARED_ROWS = 4096  # rows per comparison of two embeddings, to save memory
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
-    """Load the draft head from a checked folder. `model`: the target model, for which the head drafts.
+    """Load the draft head from a checked folder. `model`: the target model.
 
     The weights are converted to `placement`'s dtype. Raises ModelError if the head cannot be read or
     does not fit into memory.

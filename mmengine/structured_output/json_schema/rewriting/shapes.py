@@ -1,8 +1,7 @@
-"""Expands a conjunction of schemas into shapes, such that every allowed value has at least one of the shapes.
-
-In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are expanded exactly or refused, so that a
-shape only has a constraint for each JSON type. Each alternative records which schemas hold, and excludes the
-values of schemas that must not hold (negation.py).
+"""Expands a conjunction of schemas into shapes. A shape has a constraint for each JSON type. Every allowed
+value has at least one of the shapes. In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are
+expanded exactly or refused. Each alternative records which schemas apply, and excludes values that violate
+`not` (negation.py).
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -58,13 +57,13 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import (
 )
 from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
-# Keywords that `_apply` expands. EXPANDED_KEYWORDS adds keywords that depend on several schemas together.
+# Keywords that `_apply` expands. EXPANDED_KEYWORDS also contains unevaluatedItems and unevaluatedProperties.
 IN_PLACE = frozenset(
     ("$ref", "allOf", "anyOf", "oneOf", "dependentRequired", "dependentSchemas", "not", "if", "$dynamicRef")
 )
 EXPANDED_KEYWORDS = IN_PLACE | frozenset(KEYWORDS)
-MAX_SHAPES = 512  # Maximum number of shapes of a conjunction after all combinations of branches are expanded.
-MAX_EARLY = 16  # Maximum number of shapes after an exclusion while choices are still open.
+MAX_SHAPES = 512  # Maximum number of shapes of a conjunction.
+MAX_EARLY = 16  # Exclusions that leave more shapes wait until all choices are made.
 MAX_STEPS = 50_000  # Maximum number of steps in the expansion of a schema.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
 
@@ -74,13 +73,13 @@ class Shapes:
     document: Document
     known: dict[Conjunction, list[Shape]] = field(default_factory=dict)
     busy: set[Conjunction] = field(default_factory=set)
-    # Synthetic place -> conjunction. The place stands for the conjunction's negation.
+    # Synthetic place -> conjunction whose negation the place represents.
     negated: dict[int, tuple[Conjunction, Origin]] = field(default_factory=dict)
     unions: dict[int, Choice] = field(default_factory=dict)  # Synthetic place -> alternatives.
     own: dict[int, KeywordShape] = field(default_factory=dict)  # Place -> shape for its own keywords.
     # Conjunctions without any possible shape.
     impossible: set[Conjunction] = field(default_factory=set)
-    # Conjunctions whose shapes lack some allowed values.
+    # Conjunctions whose shapes do not cover all allowed values.
     narrowed: set[Conjunction] = field(default_factory=set)
     # The exclusions that left out allowed values.
     narrow_at: dict[Origin, None] = field(default_factory=dict)
@@ -114,13 +113,13 @@ class Shapes:
                 self.busy.remove(conj)
             if not any(possible):
                 self.impossible.add(conj)
-            # An impossible conjunction keeps a shape, to explain why it is impossible.
+            # An impossible conjunction keeps a shape for the error message.
             found = self.known[conj] = possible or found[:1]
         return found
 
     def _expand_single(self, conj: Conjunction) -> list[Shape] | None:
-        """Return the shapes for a single schema without in-place keywords, faster than `_expand`. Returns
-        None for any other conjunction.
+        """Return the shapes for a single schema without in-place keywords, or None for any other conjunction.
+        Faster than `_expand`.
         """
         if len(conj) != 1:
             return None
@@ -156,8 +155,8 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes that cover every allowed value, as proofs require. If the shapes from `of` lack some
-        values, the result is UNCONSTRAINED.
+        """Return shapes that cover every allowed value. Returns UNCONSTRAINED if the shapes from `of` lack
+        some values.
         """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
@@ -172,21 +171,21 @@ class Shapes:
         return (self.document.make(schema, self.document.nodes[place].pointer, (place, key)),)
 
     def complement(self, place: int) -> Conjunction:
-        """Return a conjunction for values that the schema at `place` forbids, for maxContains."""
+        """Return a conjunction for values that violate the schema at `place`, for maxContains."""
         pointer = self.document.nodes[place].pointer
         return self.complement_of(
             (place,), Origin("contains", pointer, "the exclusion", "leave maxContains out")
         )
 
     def allows_anything(self, place: int) -> bool:
-        """Return whether it is obvious that a place's schema allows everything."""
+        """Return whether the schema at `place` has no constraint."""
         schema = self.document.nodes[place].schema
         if place in self.negated or place in self.unions:
             return False
         return schema is True or isinstance(schema, dict) and not any(map(is_assertion, schema))
 
     def is_impossible(self, conj: Conjunction) -> bool:
-        """Return whether it is proven that no value satisfies the conjunction."""
+        """Return whether provably no value satisfies the conjunction."""
         if any(self.document.nodes[place].schema is False for place in conj):
             return True
         if conj in self.busy:
@@ -198,7 +197,7 @@ class Shapes:
         return conj in self.impossible and conj not in self.narrowed
 
     def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction:
-        """Return a conjunction for values that violate some schema in `conj`."""
+        """Return a conjunction for values that violate a schema in `conj`."""
         if len(conj) == 1:
             (place,) = conj
             schema = self.document.nodes[place].schema
@@ -211,8 +210,8 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy an alternative in `choice`. For unevaluatedProperties
-        and unevaluatedItems, these alternatives do not count as evaluating properties or items.
+        """Return a conjunction for values that satisfy an alternative in `choice`. The alternatives do not
+        evaluate properties or items in the sense of unevaluatedProperties and unevaluatedItems.
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
         self.unions[made] = choice
@@ -259,8 +258,8 @@ class Shapes:
             refuse("anyOf", self.pointer(conj), why)
 
     def _exclude(self, work: Expansion, conj: Conjunction) -> None:
-        """Exclude the values of schemas that must not hold. An exclusion that leaves many shapes is postponed
-        until all choices are made.
+        """Exclude the values of negated schemas. An exclusion that leaves many shapes is postponed until all
+        choices are made.
         """
         if work.taken:
             work.shapes = [some for shape in work.shapes if (some := self._possible(shape))]
@@ -287,7 +286,9 @@ class Shapes:
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
-        """Return the shape, without its object constraint if a required property has no possible value."""
+        """Return the shape without its object constraint if a required property has no possible value,
+        otherwise the shape.
+        """
         constraint = shape.get("object")
         if isinstance(constraint, Object):
             parts_of = [constraint.property(name) for name in constraint.required]
@@ -299,7 +300,7 @@ class Shapes:
         return any(self.document.nodes[place].schema is False for place in conj)
 
     def _groups(self, work: Expansion) -> list[tuple[str, ...]]:
-        """Return each schema's property names, in the order in which the schemas occur in the text."""
+        """Return each schema's property names. The schemas are in document order."""
         found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema
@@ -314,7 +315,7 @@ class Shapes:
         return kept
 
     def _one_of(self, place: int, work: Expansion, pointer: str) -> Choice:
-        """Return the oneOf branches that can be enforced, each without the values of all other branches."""
+        """Return the enforceable oneOf branches. Each branch excludes the values of all other branches."""
         branches = branches_of(self.document, place, "oneOf")
         kept = set(self._enforceable(branches, work, "oneOf", pointer))
         rivals = [
