@@ -59,7 +59,7 @@ PROGRAMS = {
 
 
 def path_of(module: str) -> Path:
-    """Return the file of a module, whose dotted name is relative to this package."""
+    """Return the path of a module. `module`: a dotted name relative to this package."""
     return FOLDER.joinpath(*module.split(".")).with_suffix(".py")
 
 
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # `python benchmarks` puts this folder first on the path; imports need the repository's root there.
+    # `python benchmarks` puts this folder first on sys.path, but imports need the repository's root.
     if not sys.path or Path(sys.path[0]).resolve() != FOLDER.parent:
         sys.path.insert(0, str(FOLDER.parent))
     sys.exit(main())

@@ -5,7 +5,7 @@
 
     --suite DIR       a checkout of JSON-Schema-Test-Suite; every draft in it is tested
     --schemas DIR     schemas with instances, one file per schema, in MaskBench's format
-    --vocabulary FILE tekken_240911.json or a .gguf file; also time compilation and masks with its tokens
+    --vocabulary FILE also time compilation and masks; tekken_240911.json or a .gguf file
     --sides A,B       some of mmengine, llguidance, xgrammar (default: all that are installed);
                       mmengine/ordered=N (1, 4, 64) sets the bound on key order, which is off otherwise;
                       mmengine/xgrammar is mmengine with its other grammar backend
@@ -13,8 +13,8 @@
     --seconds N       maximum time for one schema on one side (default 60)
     --verbose         print every schema that is not exact to stderr
 
-A text counts as accepted if the masks allow each of its bytes in turn, and then the end; bounds are off. Each
-instance is written by json.dumps, with spaces and without. A refused instance is tried again with its keys in
+A text is accepted if the masks allow each byte in turn, and then the end. mmengine's `bounds` are off.
+json.dumps writes each instance with and without spaces. A refused instance is tried again with its keys in
 the schema's order. A schema's verdict is
 
     exact     every valid instance is accepted, and no invalid instance is accepted in any of four spellings
@@ -48,7 +48,7 @@ from benchmarks.structured.vocabulary import load
 
 LIMIT_S = 60.0  # default, for one schema
 OURS, BARE = "mmengine", "llguidance"
-MADE_UP = ("Handwritten", "Synthesized")  # MaskBench's groups that are no real-world schemas
+MADE_UP = ("Handwritten", "Synthesized")  # MaskBench's groups without real-world schemas
 DRAFT = "draft2020-12"
 Results = dict[str, list[tuple[Case, Found]]]  # keyed by side
 
@@ -124,9 +124,8 @@ def clock_table(results: Results) -> Table:
 
 
 def clocked(results: Results) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return, for each side, the seconds of its compilations and of its masks. They cover the schemas and
-    answers that both mmengine and bare llguidance accept, and for xgrammar only the ones that xgrammar
-    accepts too.
+    """Return side -> (compilation times, mask times) in seconds. Only schemas and answers that both mmengine
+    and bare llguidance accept are included. xgrammar's times also exclude everything that xgrammar refuses.
     """
     fair = [found for name, found in results.items() if name != "xgrammar" and "/" not in name]
     both = [all(each[number][1].masks_s for each in fair) for number in range(len(fair[0]))]
@@ -194,8 +193,8 @@ def sources(options: argparse.Namespace) -> dict[str, list[Case]]:
 
 
 def parts_of(results: Results, title: str) -> dict[str, tuple[Results, float]]:
-    """Split the results of a source into parts that are counted separately. Return {title: (results, minimum
-    percentage of exact schemas)}.
+    """Return the results as parts with separate targets: title -> (results, minimum percentage of exact
+    schemas).
     """
 
     def part(chosen: set[str]) -> Results:

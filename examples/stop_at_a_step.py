@@ -2,7 +2,7 @@
 
     python examples/stop_at_a_step.py run.log 9
 
-A breakpoint in mmengine/core/decide/scheduler.py stops in the state that the engine had.
+At a breakpoint in mmengine/core/decide/scheduler.py, the debugger shows the engine's state at this step.
 """
 
 import sys

@@ -1,15 +1,16 @@
 """Measure drafts on real text: speed and acceptance, compared with an engine without drafts.
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the prompts in
-tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). A cell is a task,
-a number of rows and a drafter; its runs alternate with runs without drafts. `auto` uses its defaults: goodput
-decides how many drafts are verified. With ngram, suffix and grammar, all drafts are verified.
+tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). A cell of the
+results is a task, a number of rows and a drafter. Runs with and without drafts alternate. The drafter `auto`
+uses estimated goodput to decide how many drafts are verified. The other drafters verify all drafts.
 
-Decoding is greedy, in float32, on one thread. Times are the process's CPU time. A result is the median of the
-rounds' ratios. Its interval is the bootstrapped 95 % interval, or, with fewer than six rounds, the interval
-from the smallest to the largest ratio. The drafter `suffix` finds only answers from its own cell. When all
-prompts of a cell have been used and repeat, a new cache salt hides the earlier answers. "kept" is the share
-of the verified drafts that were accepted; "tokens a pass" includes the sampled token after the drafts.
+Decoding is greedy, in float32, on one thread. Times are the process's CPU time. A result is the median ratio
+over the rounds. The interval is the bootstrapped 95 % interval. With fewer than six rounds, the interval is
+the range from the smallest to the largest ratio. The drafter `suffix` drafts only from earlier answers in the
+same cell. When a cell's prompts repeat, a new cache salt hides the earlier answers from `suffix`. "kept" is
+the acceptance rate: accepted drafts / verified drafts. "tokens a pass" includes the sampled token after the
+drafts.
 
     --batch 1,4    rows (default: 1, 4, 16 and 64)
     --tasks LIST   some of texts, forms
@@ -52,7 +53,7 @@ SIZES = {"token_budget": 8192, "num_blocks": 1025, "max_model_len": 512, "enable
 NEVER_BELOW = 0.98
 FEW = 6  # with fewer rounds, the interval is not bootstrapped
 COLUMNS = ("", "decoding", "interval", "whole", "drafts", "kept", "tokens a pass", "equal")
-Ask = tuple[str, dict | None]  # a prompt, and its answer's schema
+Ask = tuple[str, dict | None]  # a prompt, and the schema for the answer
 
 
 class Side:
@@ -62,9 +63,7 @@ class Side:
         self.name, self.engine = name, open_engine(**SIZES, **settings)
 
     def run(self, groups: Sequence[Sequence[Ask]], tokens: int, salt: str) -> Decoded:
-        """Answer the groups one after another. The drafter finds only answers that were generated with the
-        same `salt`.
-        """
+        """Answer the groups in turn. The drafter finds only earlier answers with the same `salt`."""
         found = Decoded()
         for group in groups:
             answer(self.engine, [self._prepared(each, tokens, salt) for each in group], found)
@@ -92,13 +91,13 @@ def asks_of(task: str) -> list[Ask]:
 
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
-    """Run each drafter and the engine without drafts `rounds` times, in reverse order in every second round.
-    Return the pairs of results, keyed by drafter.
+    """Run each drafter, and the engine without drafts, `rounds` times. Every second round has the reverse
+    order. Return drafter -> pairs of results.
     """
     found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]
     size = batch * max(1, 4 // batch)
-    num_fresh = max(1, len(asks_of(task)) // size)  # after this many rounds the same prompts repeat
+    num_fresh = max(1, len(asks_of(task)) // size)  # the prompts repeat after this many rounds
     for side in sides.values():  # warm up
         side.run([asks_of(task)[: min(batch, 4)]], 4, f"{task} {batch}, before")
     for number in range(options.rounds):

@@ -1,5 +1,5 @@
-"""Compare captured decode steps with launched steps over the same KV blocks, and captured encoder calls for
-images and videos with launched calls.
+"""Compare CUDA graphs with ordinary kernel launches, for decode steps and for encoder calls with images and
+videos.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def make_recorder(device: str) -> Recorder:
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
-    """Compare the hidden states of random decode steps, captured and launched, for every number of rows.
+    """Compare the hidden states of captured and launched decode steps, for every number of rows.
 
     The model has two KV heads. Raises ConfigError if attention cannot be captured or no step was captured.
     """
@@ -60,11 +60,11 @@ def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
 
 
 def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) -> Verdict:
-    """Compare the features of random images and videos, captured and launched, in calls of up to
-    `most_embeds` embeddings.
+    """Compare captured and launched encoder calls for random images and videos, with up to `most_embeds`
+    embeddings.
 
-    The towers are narrow, with heads of 64 values (as in the 2B) and 72 (as in the 8B). Raises ConfigError if
-    a tower or a call cannot be captured.
+    The towers are narrow. Their head dimension is 64 (as in the 2B) or 72 (as in the 8B). Raises ConfigError
+    if a tower or a call cannot be captured.
     """
     gaps = []
     for num_heads, width in ((1, 64), (2, 144)):
@@ -84,7 +84,7 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
     if encoder is None:
         raise ConfigError("images of any sizes cannot be attended in one call")
     graphs, rng, gaps = EncoderGraphs(encoder, sizes, recorder), np.random.default_rng(5), []
-    # A smaller call after a larger one finds the larger call's data in the buffers.
+    # Smaller calls follow larger calls, so that the buffers contain stale data.
     for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):
         grids = _grids(rng, int(share * sizes[-1].num_patches), sizes[-1].num_segments)
         patches = [rng.integers(0, 256, (t * h * w, model.spec.patch_width), np.uint8) for t, h, w in grids]
@@ -97,8 +97,8 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
 
 
 def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[tuple[int, int, int]]:
-    """Return random grids (t, h, w) of images and two-frame videos: at least one grid, and as many as fit in
-    `num_patches` and `num_frames`.
+    """Return random grids (t, h, w) for images and two-frame videos: as many as fit in `num_patches` and
+    `num_frames`, but at least one.
     """
     grids: list[tuple[int, int, int]] = []
     side = int((num_patches / 2) ** 0.5) // 2
@@ -117,7 +117,7 @@ def _verdict(name: str, gaps: list[float], dtype: torch.dtype) -> Verdict:
 
 
 def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
-    """Return the largest difference between a captured and a launched step, relative to the largest value."""
+    """Return the relative difference between a captured and a launched step (see `_apart`)."""
     rng = np.random.default_rng(rows)
     size = next(size for size in row_sizes(MAX_ROWS) if size >= rows)
     ids = np.zeros((4, size), np.int64)  # token ids and three rows of positions
@@ -133,7 +133,7 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
     frame = Frame(Bucket(size, 1), slice(0, rows))
     try:
         captured = graphs.run(frame, meta)[:rows].float().clone()
-    except KeyError:  # captured steps are stored by bucket
+    except KeyError:  # the bucket has no graph
         raise ConfigError("no step could be captured; a warning above says why") from None
     attention.begin(meta)
     launched = model.forward(model.embed(there[0, :rows]), None, there[1:, :rows].contiguous(), attention)
@@ -141,6 +141,6 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
 
 
 def _apart(captured: torch.Tensor, launched: torch.Tensor) -> float:
-    """Return the largest difference relative to the largest value."""
+    """Return the largest difference, divided by the largest launched value."""
     gap = float((captured - launched.float()).abs().max() / launched.float().abs().max())
     return gap if gap == gap else float("inf")

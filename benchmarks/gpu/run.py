@@ -1,8 +1,7 @@
 """Run the GPU check's parts, each in its own process with a time limit.
 
-A part that hangs therefore uses up only its own time. After a CUDA error a process cannot use the GPU any
-more, so the error ends only the part in which it occurs. Each part can use the whole GPU memory. The parent
-process never touches CUDA: it imports all modules and forks the parts. Not yet run on a GPU.
+A part that hangs or has a CUDA error does not affect the other parts. Each part can use the whole GPU memory.
+The parent process imports all modules and forks the parts, but never initialises CUDA. Not yet run on a GPU.
 """
 
 import json
@@ -22,12 +21,12 @@ from benchmarks.gpu.roofline import Goal
 from benchmarks.gpu.tokens import Verdict
 from mmengine.errors import in_one_line
 
-PATIENCE = 3  # a part is cut off after this many times its duration on an H100
-SHORTEST = 30.0  # least time limit in seconds, because loading CUDA may take long
+PATIENCE = 3  # a part's time limit, as a multiple of its duration on an H100
+SHORTEST = 30.0  # minimum time limit in seconds; loading CUDA may take long
 
 
 class PartReporter:
-    """Sends each result to the parent process at once, so that a part that is cut off loses no results."""
+    """Sends each result to the parent process at once, so a part that is stopped loses no results."""
 
     def __init__(self, dry: bool, pipe: Connection) -> None:
         self.dry, self._pipe = dry, pipe
@@ -60,7 +59,7 @@ Work = Callable[[PartReporter], None]
 
 @dataclass(frozen=True, slots=True)
 class RunningPart:
-    """A part that runs in its own process, and the pipe that its results come from."""
+    """A part that runs in its own process, and the pipe for its results."""
 
     name: str
     process: BaseProcess
@@ -72,15 +71,15 @@ class Run:
     """The options of a check, its results so far, and the parts that are running."""
 
     dry: bool
-    ends: float  # time.monotonic() at which the last part is cut off
+    ends: float  # time limit for all parts, on time.monotonic()'s clock
     out: Path | None
-    start: str = "fork"  # how parts' processes start; after "spawn" each process imports its modules again
+    start: str = "fork"  # start method of the parts' processes
     facts: dict[str, object] = field(default_factory=dict)
     checks: dict[str, Verdict] = field(default_factory=dict)
     goals: dict[str, Goal] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    # keyed by part; for a part that runs in parallel, only the seconds in which the parent waited for it
+    # part -> seconds for which the parent waited for the part
     seconds: dict[str, float] = field(default_factory=dict)
     _going: list[RunningPart] = field(default_factory=list)
 
@@ -114,7 +113,7 @@ class Run:
     def end(self, going: RunningPart, seconds: float) -> bool:
         """Collect a part's results for at most `seconds`, then stop the part.
 
-        Returns whether the part ended by itself and without an error.
+        Returns whether the part ended in time and without an error.
         """
         begin = time.monotonic()
         why = self._listen(going, min(begin + seconds, self.ends))
@@ -131,7 +130,7 @@ class Run:
             self._stop(self._going[-1])
 
     def _listen(self, going: RunningPart, until: float) -> str | None:
-        """Receive results until the part ends. Returns why the part did not finish, or None if it did."""
+        """Receive results until the part ends. Returns None, or why the part did not finish."""
         while going.pipe.poll(max(0.0, until - time.monotonic())):
             try:
                 told = going.pipe.recv()
@@ -146,21 +145,21 @@ class Run:
         return "cut off: time limit reached"
 
     def _stop(self, going: RunningPart) -> None:
-        """Kill the part's process and its children if it still runs, and forget the part.
+        """Kill the part's process and child processes, if the part still runs.
 
-        A process that hangs in the driver may not end, so this method waits for at most 5 s.
+        Waits for at most 5 s, because a process that hangs in the driver may never end.
         """
         if going.process.is_alive():
             try:
                 os.killpg(going.process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has just ended, or has no group yet
+            except ProcessLookupError:  # the process has just ended, or has no group yet
                 going.process.kill()
             going.process.join(5)
         going.pipe.close()
         self._going.remove(going)
 
     def write(self) -> None:
-        """Write the results so far. Called after every part, so that an interrupted run keeps them."""
+        """Write the results so far. Called after every part, in case the run is interrupted."""
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self.out.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Run one side of `embeddings` in its own process: `python embeddings_side.py SIDE FOLDER THREADS`.
+"""Embed with a single library, for the benchmark `embeddings`: `python embeddings_side.py SIDE FOLDER
+THREADS`.
 
 The process reads lines of JSON from stdin, each {"inputs", "prompt", "out"}. An input is a text or {"image":
-path}. For each line it writes the elapsed seconds and the seconds of CPU time to stdout, and the vectors to
+path}. For each line, the process writes the elapsed seconds and the CPU seconds to stdout, and the vectors to
 the file `out`. All other output goes to stderr.
 """
 

@@ -1,10 +1,10 @@
-"""Measure how fast the kernels multiply each GGUF type, held in blocks, as codes, or as dequantised values.
+"""Measure CPU matmuls with each GGUF type, stored as blocks, as codes, or as dequantised values.
 
     python -m benchmarks gguf_blocks    # into benchmarks/results/gguf_blocks_cpu.md: ten minutes
 
-All instruction sets of this CPU take turns in one process, with one thread, each with the dtype that it uses
-for GGUF files by default. The time is the process's CPU time, which other work on the machine disturbs less
-than elapsed time. There are so many equal layers that no cache holds them.
+A single process with a single thread measures all instruction sets of this CPU in turn. Each instruction set
+uses its default dtype for GGUF files. Times are CPU times. There are too many layers to fit in the CPU's
+caches.
 """
 
 import time
@@ -28,13 +28,13 @@ from tests.gguf.writing import packed
 RESULTS = Path(__file__).parents[1] / "results" / "gguf_blocks_cpu.md"
 TITLE = "GGUF's types in the kernels"
 N, K = 2048, 1536
-LEAST_BYTES = 40e6  # Minimum size of all layers together, in their smallest form.
-UNIT = 1e8  # Number of weights to which the times are scaled.
+LEAST_BYTES = 40e6  # Minimum size of all layers together, in the smallest storage form.
+UNIT = 1e8  # Times are scaled to this number of weights.
 ROWS = (1, 2, 4, 16, 512)
-# With at least this many rows, two layers are enough, because reading the weights takes little of the time.
+# With at least this many rows, two layers are enough, because the time to read the weights is small.
 FEW_LAYERS = 100
 FORMS = {"int8": Form.INT8, "int4": Form.INT4}
-Layers = dict[tuple[str, str], list[PackedLinear]]  # Keyed by instruction set and form.
+Layers = dict[tuple[str, str], list[PackedLinear]]  # Keyed by (instruction set, storage form).
 
 
 def main(
@@ -69,7 +69,7 @@ def _dtype_name(isa: str) -> str:
 
 
 def _layers(kind: str, isas: list[str]) -> Layers:
-    """Return equally many layers for each instruction set and each form in which the set holds the type."""
+    """Return the same number of layers for each instruction set and storage form."""
     number = BLOCKS[kind].number
     of, blocks = TYPES[number], np.frombuffer(packed(kind, (N, K), 0), np.uint8).reshape(N, -1)
     made: dict[tuple[str, str], Callable[[], PackedLinear]] = {}
@@ -96,7 +96,7 @@ def _layers(kind: str, isas: list[str]) -> Layers:
 def _other_form(
     of: StoredType, blocks: np.ndarray, dtype: torch.dtype
 ) -> tuple[str, Callable[[], AnyWeight]]:
-    """Return how the type is held if not in blocks, and a function that makes such a weight."""
+    """Return the storage form that replaces blocks, and a function that makes a weight in this form."""
     rows = blocks.reshape(-1, of.bytes)
     if of.coding is None or of.codes is None:
         values = torch.from_numpy(np.array(of.decode(rows))).view(N, K).to(dtype)
@@ -110,7 +110,7 @@ def _other_form(
 
 
 def _measured(layers: Layers, rows: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Return the median time of each form."""
+    """Return the median time in ms for each key in `layers`."""
     x = torch.randn(rows, K, generator=torch.Generator().manual_seed(0))
     took: dict[tuple[str, str], list[float]] = {key: [] for key in layers}
     for _ in range(rounds):

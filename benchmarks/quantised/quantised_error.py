@@ -4,9 +4,9 @@
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. They are written to a
 bfloat16 folder. From this folder, FP8 and int4 folders are made by rounding to nearest, without calibration.
-The engine loads each format and reads the same 1,024 tokens from a page in docs/. After each token, its
-next-token distribution q is compared with the distribution p from the engine in float32. The figures are the
-KLD (the mean of sum p (log p - log q), in nats) and how often both have the same most likely token.
+The engine computes the same 1,024 tokens from a page in docs/ with each format. For each token, the format's
+next-token distribution q is compared with the distribution p in float32. The results are the KLD (the mean of
+sum p (log p - log q), in nats) and how often p and q have the same most likely token.
 """
 
 import json
@@ -112,8 +112,8 @@ def read_token_ids(folder: Path) -> list[int]:
 def log_probabilities(
     model: Path, token_ids: list[int], dtype: str, **settings: Any
 ) -> tuple[torch.Tensor, str]:
-    """Return the float32 log-probabilities [tokens - 1, vocab] of the token after each of `token_ids` except
-    the last, and the name of the weights' format in memory.
+    """Return next-token log-probabilities, float32 [tokens - 1, vocab], for all tokens except the last. Also
+    return the name of the weights' format in memory.
     """
     config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **settings)
     said, compute = [], Network.logits
@@ -135,7 +135,7 @@ def log_probabilities(
 
 def difference(wanted: torch.Tensor, found: torch.Tensor) -> tuple[str, str]:
     """Return the KLD of `found` from `wanted`, and the share of positions with the same most likely token."""
-    # Rounding makes the sum of two nearly equal distributions negative.
+    # Rounding can make the sum negative if the distributions are nearly equal.
     kld = max((wanted.exp() * (wanted - found)).sum(1).mean().item(), 0.0)
     same = (wanted.argmax(1) == found.argmax(1)).float().mean().item()
     return f"{kld:.5f}", f"{same:.1%}"

@@ -31,9 +31,10 @@ from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
-STEP_S = 0.003  # Step time of the scripted engine with several streams, long enough for clients to keep up.
-PAUSE_S = 0.001  # Clients poll instead of sleeping on a socket, because waking them up would be measured too.
-SHORT = 8  # Tokens of short answers, whose cost is subtracted from the cost of long answers.
+STEP_S = 0.003  # Step time of the scripted engine with several streams; clients can keep up.
+# Clients poll at this interval. Waking up clients that wait for a socket would cost the server CPU time.
+PAUSE_S = 0.001
+SHORT = 8  # Tokens of a short answer. The cost of short answers is subtracted from the cost of long answers.
 
 
 @dataclass(slots=True)
@@ -45,8 +46,8 @@ class _Speaking:
 
 
 class ScriptedEngine:
-    """A replacement for AsyncEngine. It prepares prompts in the same way, gives each request a token per
-    step, and delivers the tokens of a step in a single call, as the engine does.
+    """Replaces AsyncEngine, with the same prompt preparation. Each step generates a token for each request.
+    As in the engine, a single call delivers a step's tokens.
     """
 
     has_log = False
@@ -125,8 +126,8 @@ async def _cpu_s(loads: list[Load]) -> list[float]:
 
 def front_costs(quick: bool) -> dict[str, float]:
     """Return CPU microseconds by name. "request": a request with a one-token answer, without streaming.
-    "frame": each further token of a stream, with 64 concurrent streams. "frame of one stream": the same with
-    a single stream.
+    "frame": each further token of a stream, with 64 concurrent streams. "frame of one stream": each further
+    token, with a single stream.
     """
     scale = 1 if quick else 4
     requests, frames = 200 * scale, 100 * scale

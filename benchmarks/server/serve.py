@@ -1,10 +1,10 @@
-"""Measure the HTTP server beside the engine alone and beside `transformers serve`.
+"""Compare the HTTP server with the engine alone and with `transformers serve`.
 
     python -m benchmarks serve --out benchmarks/results/serve.md # all parts, within ten minutes
     python -m benchmarks serve --quick --part front # one part, a few seconds
     python -m benchmarks serve --rival-python VENV/bin/python # needs transformers[serving], torchvision
 
-The sides take turns. Each server runs in its own process.
+The compared programs run in turn. Each server runs in its own process.
 """
 
 import asyncio
@@ -63,9 +63,7 @@ def main(
 
 
 def _front(quick: bool) -> Part:
-    """Measure the HTTP layer alone. This should run first, before torch is imported and memory is
-    allocated.
-    """
+    """Measure the HTTP layer alone. Call this function first, before torch is imported."""
     from benchmarks.server.front import front_costs
 
     rounds = [front_costs(quick) for _ in range(2 if quick else 5)]
@@ -110,7 +108,7 @@ def _first(quick: bool) -> Part:
 
     async def all_rounds(port: int) -> None:
         async with AsyncEngine(device="cpu") as engine:
-            # Puts the prompts' common beginning into the prefix caches of both sides.
+            # Fill both prefix caches with the prompts' common prefix.
             for number in range(requests):
                 await ask(engine, number)
             load(port, Load(requests, 1, 4, True))

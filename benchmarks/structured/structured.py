@@ -1,13 +1,12 @@
-"""Measure the cost of a grammar (compilation and masks), compared with bare llguidance and bare xgrammar.
+"""Compare the cost of grammars (compilation and masks) with bare llguidance and bare xgrammar.
 
     python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]
 
 llguidance gets each schema twice: as mmengine normalizes it ("our gate") and as the user wrote it. The
-schemas are in schemas.jsonl; the vocabulary has 150,000 tokens. The benchmark measures compilation, one row's
-masks token by token over answers to each schema, and the masks of 64 rows together. In every round all sides
-do the same work in turn; every second round runs the sides in reverse order. The result for each compilation,
-token and step of 64 rows is the minimum over the rounds, because other load only makes a side slower. p50 and
-p99 are taken over the schemas, the tokens, and the steps.
+schemas are in schemas.jsonl; the vocabulary has 150,000 tokens. The benchmark measures compilation, a single
+row's mask for each token of an answer, and the masks of 64 rows together. In every round, all libraries do
+the same work in turn; every second round has the reverse order. Each time is the minimum over the rounds. p50
+and p99 are over schemas, tokens or steps.
 
     --vocabulary FILE  tekken_240911.json from the package mistral-common (default: from the installed
                        package), or a .gguf file
@@ -16,9 +15,9 @@ p99 are taken over the schemas, the tokens, and the steps.
     --json             print the targets as a last line of JSON
     --out FILE.md      file for the tables
 
-The times of compilations and of steps of 64 rows are CPU time of the process; the times of one row are wall
-time. Everything runs on one core. A row's masks are measured twice: in the first answer of a compiled grammar
-("new"), while the library still builds its states, and in the same answer again ("known").
+Compilations and steps with 64 rows are measured in CPU time; a single row is measured in wall time.
+Everything runs on one core. A row's masks are measured twice. In a grammar's first answer ("new"), the
+library still builds its parser states. Then the same answer is repeated ("known").
 """
 
 import argparse
@@ -52,7 +51,7 @@ def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) ->
     table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
     for side in sides:
         if side.name == "mmengine, following":
-            continue  # this side compiles like the previous side
+            continue  # compiles in the same way as the previous side
         spent = _of(times, side.name, "compile")
         refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
         over = [case.name for case in cases if (side.name, case.name, "over") in times]
@@ -91,7 +90,7 @@ def row_table(sides: Sequence[Side], times: Times) -> Table:
 
 
 def schema_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:
-    """Return a table with each schema's compilation (ms) and the median of its masks (µs) for each side."""
+    """Return a table with compilation times (ms) and median mask times (µs) for each schema and side."""
     table = Table("Every schema: compilation, ms / masks of one row in a new grammar, p50 µs", ("",))
     table.columns = ("", "tokens", *(side.name for side in sides))
     for case in cases:
@@ -179,7 +178,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
 
 
 def _together(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], rounds: int) -> dict[str, Together]:
-    """Time 64 rows in three batches: rows with many schemas, rows with one schema, and rows in lockstep."""
+    """Time 64 rows in three batches: with many schemas, with a single schema, and in lockstep."""
     fair = [side for side in sides if side.name in (OURS, BARE)]
     found: dict[str, list[Together]] = {MIXED: [], ALIKE: [], SAME: []}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Generate random answers with the masks of real schemas and validate each; none may be invalid.
+"""Generate random answers with the masks of real schemas, and validate each answer.
 
     python -m benchmarks structured_generations       the project's own schemas, one-byte tokens
     python -m benchmarks structured_generations --schemas DIR --vocabulary FILE.gguf --rounds 2
@@ -6,19 +6,18 @@
     --schemas DIR      schemas in MaskBench's format (coverage_cases.py), one file per schema
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
-    --budget N         tokens per answer that may be cut; an answer that must be completed gets as many
-                       tokens as the grammar's shortest text, and half as many more for each further round
-                       and at temperature 1.3
-    --rounds N         answers for each schema in each of the four ways, with different random numbers
-    --ordered N        Bounds.ordered; 0: keys in any order
+    --budget N         maximum tokens of an answer that may be cut. An answer that must be completed may have
+                       as many tokens as the grammar's shortest text; each further round and temperature 1.3
+                       add half as many.
+    --rounds N         answers for each schema in each of the four ways below
+    --ordered N        bound on the order of keys (Bounds.ordered); 0: any order
     --verbose          print every invalid answer to stderr, with its reason
 
 The model is a table of random logits in which tokens that end a value, such as a closing bracket, are a
-little more likely. It answers in four ways: greedily and at temperature 1.3, each with a budget that may cut
-the answer ("length") or within which the answer must be completed ("close"). The answers use the engine's own
-code for backend, rows, masks and closing. jsonschema validates each finished answer against the schema's own
-draft, with formats. Exits with 1 if an answer is invalid, if an answer that must be closed is cut, or if a
-grammar ends with an error.
+little more likely. There are four ways to answer: greedily or at temperature 1.3, and with a budget that may
+cut the answer ("length") or must complete the answer ("close"). Backend, rows, masks and closing are the
+engine's code. jsonschema validates each finished answer against the schema's own draft, with formats. Exits
+with 1 if an answer is invalid, if an answer that must be closed is cut, or if a grammar ends with an error.
 """
 
 import argparse
@@ -47,11 +46,11 @@ from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 
 TEMPERATURE = 1.3
-NUM_TABLES = 32  # number of logit tables; each step uses one of them, shifted
+NUM_TABLES = 32  # number of logit tables; each step uses a shifted table
 LIKELIER = 2.0  # added to the logits of tokens that end a value
 NOBODY = np.empty(0, np.int32)
 OUTCOMES = ("valid", "invalid", "cut", "broken")
-DRAFTS = {  # keyed by a part of the schema's $schema
+DRAFTS = {  # keyed by a substring of the schema's $schema
     "draft-03": jsonschema.Draft3Validator,
     "draft-04": jsonschema.Draft4Validator,
     "draft-06": jsonschema.Draft6Validator,
@@ -83,7 +82,7 @@ class Model:
         self._source = source
 
     def say(self, bits: np.ndarray, temperature: float) -> int:
-        """Return the next token. `bits` (uint32 [words]) are the allowed tokens."""
+        """Return the next token. `bits`: the mask of allowed tokens, uint32 [words]."""
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._likelier)].astype(bool)
         places = np.flatnonzero(allowed)
         shift = int(self._source.integers(len(self._likelier)))
@@ -137,7 +136,7 @@ class Speaker:
 
 
 def validator_of(schema: Any) -> Any:
-    """Return a validator for the draft that the schema names, with formats."""
+    """Return a validator for the schema's draft. The validator also checks formats."""
     named = schema.get("$schema", "") if isinstance(schema, dict) else ""
     kind = next(
         (each for name, each in DRAFTS.items() if name in str(named)), jsonschema.Draft202012Validator
@@ -148,13 +147,13 @@ def validator_of(schema: Any) -> Any:
 
 
 def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """Check multiples with exact decimal numbers, because with floats some multiples of 0.01 fail."""
+    """Check multiples with exact fractions, because some multiples of 0.01 fail with floats."""
     if validator.is_type(instance, "number") and (to_fraction(instance) / to_fraction(unit)).denominator != 1:
         yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
 
 
 def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """Check types, and honour OpenAPI's `nullable`, which applies if the schema names no draft."""
+    """Check types for a schema that names no draft. OpenAPI's `nullable` allows null."""
     if instance is not None or schema.get("nullable") is not True:
         yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
 
@@ -194,7 +193,7 @@ def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, 
 def run(
     cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int, ordered: int
 ) -> tuple[list[Answer], Counter]:
-    """Return all answers, and the number of refused schemas for each reason (its first words)."""
+    """Return all answers, and the number of refused schemas for each reason."""
     found: list[Answer] = []
     refused: Counter = Counter()
     for case in cases:

@@ -17,8 +17,8 @@ _Group = TypeVar("_Group")
 
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for commands whose parameters are dataclasses: the fields of the dataclasses, in
-    order, become the command's options.
+    """Return a decorator for commands whose parameters are dataclasses. The dataclasses' fields become the
+    command's options, in order.
 
     `environment`: prefix of environment variables that also set the options; "" for no variables.
     """
@@ -44,8 +44,8 @@ def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[.
 def from_settings(
     struct: type[msgspec.Struct], panel: str, *names: str
 ) -> Callable[[type[_Group]], type[_Group]]:
-    """Return a class decorator that makes an option group from the settings `names` of `struct`, followed by
-    the fields of the decorated class.
+    """Return a class decorator that makes an option group. The options are the settings `names` in `struct`,
+    then the fields of the decorated class.
 
     An option has the type, default and help text of its setting. `panel`: the heading of the group in the
     help.
@@ -68,7 +68,7 @@ def from_settings(
 
 
 def _plain(hint: Any) -> Any:
-    """Return a type without the ranges of msgspec, which typer does not support."""
+    """Return a type without msgspec's ranges, which typer does not support."""
     if hasattr(hint, "__metadata__"):
         return _plain(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -83,7 +83,7 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
         hint = hints[field.name]
         value, option = get_args(hint)
         if environment and isinstance(option, OptionInfo):
-            # Copy the option, because another command may use it without a variable.
+            # Copy the option, because another command may use the option without a variable.
             option = copy.copy(option)
             option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]
@@ -91,8 +91,8 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
 
 
 def _name(option: OptionInfo, name: str) -> str:
-    """Return the name of the first flag, or the field's name if there are no flags. If an option is declared
-    in Annotated, typer stores the first flag in `default`.
+    """Return the name of the first flag, or the field's name if there are no flags. For an option in
+    Annotated, typer stores the first flag in `default`.
     """
     flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     return flags[0].removeprefix("--").replace("-", "_") if flags else name

@@ -39,7 +39,7 @@ class Bar:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        # Monotonic time of the last printed line or, before the first line, of the first call.
+        # Monotonic time of the last printed line; at first, of the first call.
         self._told = 0.0
         self._bar: Progress | None = None
         self.said_anything = False
@@ -73,7 +73,7 @@ class Bar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(self.stage.name)
             self._bar.start()
-        if self.stage is not self._drawn:  # A new stage has another speed, so the bar restarts.
+        if self.stage is not self._drawn:  # Restart the bar, because stages differ in speed.
             self._drawn = self.stage
             self._bar.reset(self._bar.task_ids[0], description=self.stage.name)
         self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
@@ -86,8 +86,8 @@ class Bar:
 
 
 class Loading(Bar):
-    """A progress bar for weights. Call the object with the number of bytes that are read and packed, and the
-    total number.
+    """A progress bar for weights. Call the object with the number of bytes read and packed so far, and the
+    total.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Loading(Bar):
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """Store the sizes that were chosen for this machine, for the last progress line."""
+        """Store the text with the chosen sizes for the last progress line."""
         from mmengine.checkpoint.model_files import model_note  # Lazy: numpy
 
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
@@ -111,8 +111,8 @@ class Loading(Bar):
 
 @contextmanager
 def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
-    """While the context lasts, show a bar for loading. With `quiet`, the first line is omitted, and the last
-    line appears only after a progress line.
+    """Show a bar for loading while the context lasts. With `quiet`, the first line is omitted, and the last
+    line is printed only after a progress line.
     """
     if not quiet:
         say(f"loading {what}")
@@ -130,9 +130,7 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
 
 @contextmanager
 def prompt_bar() -> Iterator[Bar]:
-    """While the context lasts, show a bar for the prompt's computed tokens, or for a large image in
-    percent.
-    """
+    """Show a bar while the context lasts: the prompt's computed tokens, or a large image's percentage."""
     bar = Bar(PROMPT, counts_bytes=False)
     try:
         yield bar
@@ -145,7 +143,7 @@ def say(text: str) -> None:
 
 
 def resident_text() -> str:
-    """Return this process's resident memory, as text for the last line, or "" if the system reports none."""
+    """Return this process's resident memory as text, or "" if the system does not report the memory."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

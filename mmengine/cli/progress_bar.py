@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:  # Heavy, and help needs none of it.
+if TYPE_CHECKING:  # Heavy; help does not need rich.
     from rich.progress import Progress, TaskID
 
 Count = Literal["number", "percent", ""]
 
 
 class ProgressBar:
-    """A progress bar while its context lasts. `is_shown`: whether stderr is a terminal."""
+    """A progress bar. `is_shown`: whether stderr is a terminal."""
 
     def __init__(self, bar: "Progress", task: "TaskID") -> None:
         self._bar, self._task = bar, task
@@ -24,8 +24,8 @@ class ProgressBar:
     def update(
         self, completed: float | None = None, total: float | None = None, text: str | None = None
     ) -> None:
-        """Set the finished amount, the total amount and the text beside the bar. An argument that is None
-        leaves its value unchanged.
+        """Set the finished amount, the total amount and the text beside the bar. None leaves a value
+        unchanged.
         """
         self._bar.update(self._task, completed=completed, total=total, description=text)
 
@@ -38,10 +38,10 @@ class ProgressBar:
 def progress_bar(
     text: str, total: float | None = None, *, count: Count = "number", stays: bool = False
 ) -> Iterator[ProgressBar]:
-    """While the context lasts, show a bar with `text`.
+    """Show a bar with `text` while the context lasts.
 
-    `total`: the total amount; None if it is unknown. `count`: how the bar writes the finished amount. With
-    `stays`, the bar remains on the terminal after the context.
+    `total`: the total amount; None if it is unknown. `count`: the format of the finished amount. With
+    `stays`, the bar remains visible after the context.
     """
     from rich.console import Console
     from rich.progress import (

@@ -17,8 +17,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
     """The inputs of a step with t tokens, s sampling positions and p pending tokens.
 
-    The tensors are int64 on the device. If the step is replayed from a CUDA graph, t is the number of tokens
-    of the captured size (the bucket). `attention` always describes the step without the bucket's padding.
+    The tensors are int64 on the device. With a CUDA graph, t is the number of tokens in the captured size
+    (the bucket). `attention` always describes the step without padding.
     """
 
     input_ids: torch.Tensor  # [t]
@@ -41,9 +41,9 @@ def prepare(
 ) -> StepInputs:
     """Return the inputs of the step on `device`.
 
-    `runs`: the sampling positions of rows with drafts. `may_wait`: whether tokens may be PENDING. `frame`:
-    the frame in which the step is replayed from a graph, or None. `into`: the input buffer of the captured
-    graph.
+    `runs`: the sampling positions of rows with drafts. `may_wait`: whether tokens may be PENDING (the
+    previous step has not sampled them yet). `frame`: the step's bucket, or None without a graph. `into`: the
+    input buffer of the captured graph.
     """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places

@@ -1,4 +1,4 @@
-"""Reads the projector of a Gemma 3 model. transformers' modules serve this family."""
+"""Reads the projector (vision tower) file of a Gemma 3 GGUF model. transformers' modules run the model."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,14 +10,14 @@ from mmengine.checkpoint.gguf.siglip import SiglipProjector
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
-# The names that transformers' processor reads from the tokenizer's settings.
+# Special tokens that transformers' processor reads from the tokenizer's settings.
 SPECIAL = {
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
 }
-POOLED = 4  # The default number of patches along each side of a square that becomes one embedding.
-# transformers' name for the projector's matrix has no ending.
+POOLED = 4  # Default patches per side of a square; each square is pooled to an embedding.
+# In transformers, the name of the projector's matrix does not end with ".weight".
 _MATRIX = {"mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight"}
 _NORM = "mm.soft_emb_norm"
 
@@ -86,7 +86,9 @@ class Gemma3Projector(SiglipProjector):
         return found
 
     def _num_tokens(self) -> int:
-        """Return the number of an image's embeddings. Raises ModelError if squares do not cover the image."""
+        """Return the number of embeddings per image. Raises ModelError if the image's size is not a multiple
+        of the squares' size.
+        """
         fields, side = self.fields(), self.image_size()
         patch = fields.integer("patch_size", 1, 256)
         pooled = fields.integer("projector.scale_factor", 1, 64, POOLED)

@@ -39,7 +39,7 @@ HELP = (
     "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
-MAX_PROCESSES = 8  # Maximum number of a log's processes that are searched for a crash.
+MAX_PROCESSES = 8  # Maximum number of processes in a log that are searched for a crash.
 _NOTHING = "this build served the log's requests again and nothing failed"
 
 
@@ -72,7 +72,7 @@ def minimize(
     ] = 600,
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.findings import Findings  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.findings import Findings  # Lazy: help does not need these modules.
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.probe import KindProbe
     from mmengine.replay.minimize.reproduction import refuse_used, reproduce
@@ -108,8 +108,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    If several processes wrote the log, the whole script recovers from each crash and continues. To find a
-    crash, the function therefore also tries scripts that end before a recovery.
+    A whole script (the log's requests and events) continues after each crash. To find a crash, this function
+    also tries scripts that end before a recovery.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries
@@ -131,8 +131,7 @@ def _recorded(
     deadline: "Deadline",
     progress: "Callable[[Progress], None]",
 ) -> "_Result":
-    """Minimize a failure that only the log's recorded decisions show. This build serves the same requests
-    without a failure.
+    """Minimize a failure that only the log's recorded decisions show. This build does not have the failure.
     Raises LogError if the recorded decisions break no rule of this kind.
     """
     from mmengine.replay.minimize.minimize import Progress
@@ -155,8 +154,8 @@ def _recorded(
 
 
 def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
-    """Return the error text for a log that does not fail when this build serves it again, and whose recorded
-    decisions break no rule of the wanted kind.
+    """Return the error text if no failure is found, neither in this build nor in the log's recorded
+    decisions.
     """
     from mmengine.replay import open_log
 

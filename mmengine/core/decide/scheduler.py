@@ -8,13 +8,13 @@ Each event is a pure function of the state after the previous event was applied:
     STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-A block that one event schedules can therefore be a prefix hit for the next event. There is no
-prefill or decode phase: a step computes each request's known tokens whose KV does not exist yet, as far as
-the budget allows. vLLM's rules decide in another order (core/decide/vllm/scheduler.py).
+A block that an event schedules can therefore be a prefix hit for a later event in the same step. There is no
+prefill or decode phase: a step computes known tokens without KV, up to the token budget. The order under
+vLLM's rules differs (core/decide/vllm/scheduler.py).
 
-With max_in_flight 2 the scheduler decides a step while the previous step runs, if no decision depends on the
-result of the previous step (core/state/overlap.py). The token that a running row will get from the previous
-step counts as known (`num_pending`), although its id is unknown.
+With max_in_flight 2, the scheduler decides a step while the previous step runs, if no decision depends on the
+previous step's result (core/state/overlap.py). The token that the previous step samples for a row counts as
+known (`num_pending`), although the token's id is unknown.
 """
 
 from mmengine.core.decide.admission import Admission
@@ -31,9 +31,9 @@ DECISION_VERSION = 1
 
 
 class Scheduler:
-    """Decides by this engine's rules. An instance has no state, so any number of engines can share it."""
+    """Decides by this engine's rules. An instance has no state, so engines can share an instance."""
 
-    # For a request that is cancelled while a step runs: whether it ends before the step's result is applied.
+    # Whether a request that is cancelled during a step ends before the step's result is applied.
     ends_leavers_first = False
     # Whether a request may be preempted while a step in flight computes its tokens.
     preempts_in_flight = False
@@ -62,9 +62,7 @@ class Scheduler:
         return event
 
     def waits_for(self, view: View) -> str:
-        """Return why the next step must wait for a step in flight, or "". The result is as in
-        overlap.waits_for.
-        """
+        """Return why the next step must wait for a step in flight, or "" (see overlap.waits_for)."""
         return overlap.waits_for(view)
 
     def why_it_waits(self, view: View) -> str:
@@ -86,7 +84,9 @@ class Scheduler:
         return self.next_event(view)
 
     def next_event(self, view: View) -> ev.StepDecision | None:
-        """Return the next decision about running and waiting requests, if no request is a suspect."""
+        """Return the next decision about running and waiting requests. Not called while the requests from a
+        failed step are retried in smaller steps.
+        """
         rows = self.undecided_rows(view)
         event = self.running.schedule(view, rows) if len(rows) else None
         if event is not None:

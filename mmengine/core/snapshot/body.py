@@ -1,8 +1,8 @@
 """Defines the fields of a snapshot's body, the serialised form of a state. New versions may only add fields
 with a default.
 
-A field that has the same name in the state is converted as its annotation says (field_forms.py). All other
-fields are computed in saving.py and read in restoring.py.
+If the state has a field with the same name, the annotation says how the value is converted (field_forms.py).
+saving.py computes all other fields, and restoring.py reads them.
 """
 
 from typing import Annotated, TypeAlias
@@ -26,9 +26,7 @@ NAMES = ("cancelled", "grammar_failed", "thrashing")  # names of the fields of S
 
 
 class Known(msgspec.Struct, array_like=True):
-    """A saved RequestState. `outputs`: the request's answer tokens, as known when the request last lost its
-    row.
-    """
+    """A saved RequestState. `outputs`: the answer tokens at the time when the request last lost its row."""
 
     queued: ev.Queued
     arrival: int
@@ -98,9 +96,9 @@ class Pool(msgspec.Struct, array_like=True):
 class Windows(msgspec.Struct, array_like=True):
     """The saved blocks of block groups with a window.
 
-    `rows`: (row, `first_held`, blocks) for each row that holds blocks, with the values that WindowTables has
-    for the row. `blocks`, `keys`: the blocks whose content is recorded, and these blocks' keys. `contents`:
-    the pool's `window_content` by vLLM's rules.
+    `rows`: (row, `first_held`, blocks) for each row that holds blocks, as in WindowTables. `blocks`, `keys`:
+    the blocks whose content is recorded, and these blocks' keys. `contents`: the pool's `window_content` by
+    vLLM's rules.
     """
 
     rows: tuple[tuple[int, bytes, bytes], ...]
@@ -111,7 +109,7 @@ class Windows(msgspec.Struct, array_like=True):
 
 class States(msgspec.Struct, array_like=True):
     """The saved slots for recurrent states. `rows`: column name -> the column's values for all rows. `held`,
-    `content`, `block`, `used`: columns with an entry for each slot. `clock`: the counter for `used`.
+    `content`, `block`, `used`: columns with a value for each slot. `clock`: the counter for `used`.
     """
 
     rows: dict[str, bytes]
@@ -179,8 +177,8 @@ class Answer(msgspec.Struct, array_like=True):
     code: ErrorCode | None = None
 
 
-# The token order of a prompt with several choices: (id of the first choice, ids of all choices, order).
-# The id of a forgotten choice is "". The order has a byte for each token: the index of the token's choice.
+# The token order of a prompt with several choices: (id of the first choice, ids of all choices, order). The
+# id of a forgotten choice is "". `order` has a byte for each token: the index of the token's choice.
 SavedOrder: TypeAlias = tuple[str, tuple[str, ...], bytes]
 
 
@@ -188,9 +186,8 @@ class SavedAnswers(msgspec.Struct, array_like=True):
     """The saved undelivered answers.
 
     `begins`: (request id, record number of its QUEUED), ascending by number. `answers`: for requests that
-    have ended. `scores`: (request id, logprobs) for live requests. `lacking`: requests whose logprobs were
-    too many for a snapshot. `fingerprints`: from the last RECOVERED. `orders`: for prompts with several
-    choices.
+    have ended. `scores`: (request id, logprobs) for live requests. `lacking`: requests with too many logprobs
+    for a snapshot. `fingerprints`: from the last RECOVERED event. `orders`: for prompts with several choices.
     """
 
     begins: tuple[tuple[str, int], ...]
@@ -206,7 +203,7 @@ class Body(msgspec.Struct):
 
     `sequence`: the number of the last record that was applied to the state. `digest`: the state's digest.
     `answers`, `answers_digest`: a SavedAnswers as msgpack bytes, and the BLAKE2b hash of these bytes. Both
-    are empty if the process that took the snapshot did not know the undelivered answers.
+    fields are empty if the process that took the snapshot did not know the undelivered answers.
     """
 
     sequence: int
@@ -219,7 +216,7 @@ class Body(msgspec.Struct):
     tokens: tuple[tuple[int, bytes], ...]  # (row, int32 token ids)
     tables: tuple[tuple[int, bytes], ...]  # (row, int32 block ids)
     requests: tuple[Known, ...]
-    gone: tuple[ev.Queued, ...]  # ended requests with items that steps in flight still compute
+    gone: tuple[ev.Queued, ...]  # ended requests whose media items are computed by steps in flight
     waiting: tuple[str, ...]
     free_rows: tuple[int, ...]
     running: bytes

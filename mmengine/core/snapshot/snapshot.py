@@ -4,8 +4,8 @@
     body: msgpack, integer columns as their raw bytes
 
 A snapshot contains all rows' columns, the used token ids and block tables, the contents of cached blocks, and
-the other fields in body.py. All further values are derived from these fields. A snapshot also contains the
-digests of the state and of the undelivered answers, which are compared after restoring. No pickle is used.
+the other fields in body.py. All other values are derived from these fields. Restoring also checks the digests
+of the state and of the undelivered answers. No pickle is used.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 
 VERSION = 1
 _OLD_MAGIC = b"MMSN"  # the magic in snapshots of builds before 0.1.0
-MAX_CELLS = 2**31  # maximum number of rows x tokens, and of KV slots, in the settings of a log
+MAX_CELLS = 2**31  # maximum of rows x tokens, and of KV slots, in a log's settings
 
 Live: TypeAlias = tuple[list[RequestState], list[RequestState]]  # live requests, waiting requests
 
@@ -80,8 +80,8 @@ def filled(body: Body) -> State:
 
 
 def filled_around(body: Body, config: EngineConfig, live: Callable[[State], Live]) -> State:
-    """Return the state that a body without requests and digest describes. `config`: the state's settings.
-    `live`: a function that returns two ordered lists: the live requests, and the waiting requests among them.
+    """Return the state for a body without requests and digest. `config`: the state's settings.
+    `live`: a function that returns the ordered lists of live requests and waiting requests.
     Raises CorruptLog if the body is invalid.
     """
     with _naming_contradictions():
@@ -125,7 +125,7 @@ def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
         try:
             state, body = restore(read_snapshot(folder, sequence))
         except LogError:
-            continue  # an older snapshot, or the whole log, leads to the same state
+            continue  # readers can use an older snapshot or the whole log
         if body.sequence == sequence:
             yield state, body
 

@@ -37,8 +37,8 @@ def norm_and_rotate(
     """Norm and rotate qk [t, heads, head_dim] into a new tensor.
 
     Each head is normed with its row in `weight` [heads, head_dim], unless `weight` is None. Then the first r
-    values in each head are rotated by `cos` and `sin`. The tensors `cos` and `sin` come from `Rotary.rows`,
-    and their last dimension is r. `once`: as in `rms_norm_of`.
+    values in each head are rotated by `cos` and `sin`. `cos` and `sin` [t, 1, r] come from `Rotary.rows`.
+    `once`: as in `rms_norm_of`.
     """
     if weight is not None and once:
         qk = _rms_norm_once(qk, weight, eps)

@@ -1,10 +1,9 @@
 """The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured in
 a CUDA graph.
 
-A step writes these inputs: its pixels; position embeddings, cosines and sines for its frames, which the tower
-caches by grid; and where each frame begins. If the captured size has more patches than the step, the unused
-patches form one more frame with arbitrary pixels, to which no other frame attends. All further frames are
-empty. This class has not been run on a GPU yet.
+A step writes its inputs: pixels, position embeddings, cosines and sines, and where each frame begins. If the
+step has fewer patches than the captured size, the unused patches form an additional frame. No other frame
+attends to this frame. All further frames are empty. This class has not been run on a GPU yet.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ class CapturedVision:
         self._positions = zeros(count, config.hidden_size, dtype=tower.dtype)
         self._cos = zeros(count, config.head_dim, dtype=torch.float32)
         self._sin = torch.zeros_like(self._cos)
-        # Where each frame in a step begins, where the unused patches begin, and the end.
+        # The start of each frame in a step, the start of the unused patches, and the end.
         self._starts = zeros(largest.num_segments + 2, dtype=torch.int32)
         width = (1 + len(config.deepstack_layers)) * config.out_hidden_size
         self._features = zeros(count // config.merge_size**2, width, dtype=tower.dtype)

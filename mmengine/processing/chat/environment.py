@@ -26,9 +26,7 @@ def chat_environment() -> BoundedEnvironment:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks training targets. In this environment it only renders its
-    body.
-    """
+    """The tag {% generation %}, which marks training targets. Here, the tag only renders its body."""
 
     tags = {"generation"}
 
@@ -51,7 +49,7 @@ def _tojson(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     parts, size = [], 0
-    for part in encoder.iterencode(value):  # The indentation may be long: check the size.
+    for part in encoder.iterencode(value):  # A long indentation can make the text large.
         parts.append(part)
         check_size(size := size + len(part))
     return "".join(parts)

@@ -1,5 +1,5 @@
-"""A chat model's tokenizer, which never lets ordinary text become a special token, and a function that counts
-tokens up to a limit.
+"""A chat model's tokenizer, which never encodes a user's text as special tokens. Also counts tokens up to a
+limit.
 
 Two copies of the tokenizer are loaded: the first knows the special tokens, and the second reads special
 tokens as ordinary text.
@@ -24,22 +24,22 @@ from mmengine.processing.chat.tokenizer_builder import (
 )
 from mmengine.request import check_unicode
 
-SHORT_CHARS = 16  # Maximum length of texts whose tokens are cached: templates repeat short texts.
+SHORT_CHARS = 16  # Texts up to this length are cached, because templates repeat short texts.
 NUM_SHORT = 1024  # Maximum number of cached texts.
 
 
 class ChatTokenizer:
     """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
-    `special`: text -> id for each special token. Added tokens that the file does not mark as special (such as
-    <think> or <tool_call>) are ordinary text with an id of their own. `marked`: the entries of `special`, and
-    media placeholders that have no token in the vocabulary. These placeholders have ids below 0, so no
-    finished prompt contains them.
+    `special`: text -> id for each special token. Added tokens that the file does not mark as special, such as
+    <think>, are not included: any text can become these tokens. `marked`: `special`, and media placeholders
+    without a token in the vocabulary. These placeholders have negative ids, which no finished prompt
+    contains.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
-        """Build the tokenizer. `data`: the contents of tokenizer.json. `origin`: where the data come from,
-        for errors. `placeholders`: media placeholders for `marked`. Raises ModelError.
+        """Build the tokenizer. `data`: the contents of tokenizer.json. `origin`: the data's source, for error
+        messages. `placeholders`: media placeholders for `marked`. Raises ModelError.
         """
         try:
             added = data.get("added_tokens") or []
@@ -100,7 +100,9 @@ class ChatTokenizer:
         return tuple(framed[len(self.text_prefix) + len(bare) :])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return the token ids of a text. Without `allow_special`, no text ever becomes a special token."""
+        """Return the token ids of a text. Without `allow_special`, special tokens are encoded as ordinary
+        text.
+        """
         if allow_special:
             return self._encode(self._full, text)
         return list(self._short(text)) if len(text) <= SHORT_CHARS else self._encode(self._plain, text)
@@ -119,8 +121,8 @@ class ChatTokenizer:
             return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Split a text at the `marked` tokens: return the texts, and the ids of the tokens between them. The
-        text after the first `max_special` marked tokens (0: no limit) is not split.
+        """Return a text's `marked` tokens as ids, and the texts between these tokens, in order. The text
+        after the first `max_special` marked tokens (0: no limit) is not split.
         """
         check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
@@ -132,9 +134,7 @@ class ChatTokenizer:
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
-        """Return the bytes that each id adds to a decoded text. Return None if decoding does more than join
-        bytes.
-        """
+        """Return each id's bytes in a decoded text. Returns None if decoding does more than join bytes."""
         try:
             found = self.token_bytes() if self._joins_bytes else None
         except ModelError:
@@ -147,15 +147,13 @@ class ChatTokenizer:
 
     @property
     def _shown(self) -> dict[int, str]:
-        """Return the added tokens that are not special, by id. A byte-level decoder may misread the text of
-        these tokens as spelled bytes.
+        """Return the added tokens that are not special, by id. A byte-level decoder may misread these tokens'
+        texts as spelled bytes.
         """
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes, which are decoded from the vocabulary. The vocabulary spells each byte
-        as a character.
-        """
+        """Return each token's bytes. The vocabulary spells each byte as a character."""
         found = [b""] * self.vocab_size
         try:
             for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
@@ -167,9 +165,9 @@ class ChatTokenizer:
         return found
 
 
-# Maps code points to bytes, as byte-level BPE spells bytes (Radford et al., GPT-2, 2019). A byte that is
-# printable in Latin-1 is spelled as itself; any other byte is spelled as a code point from 256 on. A
-# character that spells no byte maps to a code point outside Latin-1.
+# Code point -> byte in byte-level BPE (Radford et al., GPT-2, 2019). A byte that is printable in Latin-1 is
+# spelled as itself; any other byte is spelled as a code point from 256 on. Characters that spell no byte map
+# to 65535, which cannot be encoded in Latin-1.
 _PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
 _BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}
@@ -178,10 +176,10 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
-    """Return whether text can become any of these vocabulary entries.
+    """Return whether ordinary text can be encoded as any of these tokens.
 
-    BPE makes a token of several characters only by a merge. An entry without a merge is therefore reached
-    only if it is the unknown token. `knows_all`: whether each byte has an entry, so that no text is unknown.
+    BPE produces a token with several characters only by a merge, or as the unknown token. `knows_all`:
+    whether each byte has a token, so that the unknown token never occurs.
     """
     if not names:
         return False
@@ -194,18 +192,18 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
 
 
 def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return a vocabulary without its added tokens. Reads the JSON data if possible, because `get_vocab`
-    takes longer than all the checks together.
+    """Return a vocabulary without its added tokens. Reads the JSON data if possible, because `get_vocab` is
+    slow.
     """
     named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
 
 
 SLICE_CHARS = 2**15
-SURE_CHARS = 4  # A text with at most this many characters per allowed token is not counted beforehand.
+SURE_CHARS = 4  # A text with at most this many characters per allowed token is not counted.
 _MARGIN = 2**10  # Number of characters at a slice's end whose tokens may depend on the following text.
-_AGREE = 4  # Number of tokens after a cut that must be equal in the slices before and after the cut.
-_CUTS = 32  # Maximum number of token ends that are tried as cuts.
+_AGREE = 4  # Number of tokens after a cut that must be equal in both slices.
+_CUTS = 32  # Maximum number of cuts that are tried per slice.
 
 
 def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
@@ -213,11 +211,10 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
-    The cut between two slices is at a token's end, well before the last character that was read. The cut is
-    exact if the next slice begins with the same tokens. Whether byte-level BPE joins two tokens depends on
-    these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024). Tokens that
-    are neighbours in a slice are therefore neighbours in the whole text. If no cut is exact, which happens
-    only in crafted text, half of the slice's tokens are counted.
+    A slice is cut at a token's end, well before the slice's last character. The cut is exact if the next
+    slice begins with the tokens that follow the cut in this slice. The reason: whether byte-level BPE joins
+    two tokens depends only on these two tokens (van Antwerpen and Neubeck, "So many tokens, so little time",
+    2024). If no cut is exact, half of the slice's tokens are counted. This happens only in crafted text.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
@@ -230,7 +227,7 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
 
 def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int, int]:
-    """Return the number of tokens in the slice from `start` to the cut, and the number of characters."""
+    """Return the numbers of tokens and characters from `start` to the slice's cut."""
     encoding = tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
     ids = encoding.ids
     for place, end in _ends(encoding.offsets):
@@ -242,8 +239,8 @@ def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int,
 
 
 def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield (index, first character) of tokens that begin where the previous token ends, going backwards from
-    the margin.
+    """Yield possible cuts as (token index, character index), last first. At a cut, a token begins exactly
+    where the previous token ends.
     """
     place, found = len(offsets), 0
     while place > 1 and found < _CUTS:

@@ -1,9 +1,8 @@
-"""Normalises large JSON schemas in worker processes. The pool of these processes has the same class as the
-media decoders' pool (decoders.py).
+"""Normalises large JSON schemas in worker processes. The processes run in a pool like the media decoders'
+(decoders.py).
 
-The normalisation is Python code, and takes a second for a schema with 1 MB. During this second, the engine's
-threads and the event loop would repeatedly wait for the GIL. The engine therefore sends a large schema as
-text to a worker process, which returns the normalised schema.
+Normalising a schema with 1 MB takes a second in Python. In the engine's process, the engine's threads and the
+event loop would wait for the GIL.
 """
 
 import msgspec

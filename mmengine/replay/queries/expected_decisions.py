@@ -1,8 +1,7 @@
 """Compares each logged decision about a request with the decision that this build's rules make on the same
 state.
 
-The query `why` adds each difference to its sentence about the decision. Otherwise the sentence could give a
-reason that contradicts the state.
+The query `why` adds each difference to its sentence about the decision.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.queries.reasons import OTHER, Reasons
 
-# A sentence that begins with a space, or "", and the numbers in the sentence.
+# (A sentence with a leading space, or ""; the facts in the sentence).
 Note = tuple[str, Mapping[str, object]]
 AGREED: Note = ("", {})
 _VICTIMS = {
@@ -29,8 +28,8 @@ _VICTIMS = {
 
 
 class Expected(NamedTuple):
-    """The rules' decision. `is_known` is False if this build cannot decide, because the log was written under
-    other rules or the state is impossible.
+    """The rules' decision. `is_known`: whether this build can decide. It cannot if the log has other rules or
+    the state is inconsistent.
     """
 
     is_known: bool
@@ -55,7 +54,7 @@ class Rules:
             return UNKNOWN
         try:
             return Expected(True, self._scheduler.schedule(self._view))
-        # The rules assume a consistent state. The log of a broken build may lead to an inconsistent state.
+        # A broken build's log may lead to an inconsistent state, for which the rules raise errors.
         except Exception:
             return UNKNOWN
 
@@ -91,12 +90,12 @@ class Rules:
         return f" This build's rules would have taken {text}.", {"rules": found.event.session_id}
 
     def preemption(self, logged: ev.Preempted, found: Expected) -> Note:
-        """Return a note on the victim of a logged preemption that frees blocks, compared with the rules'
-        decision `found`. Must be called before the event is applied.
+        """Return a note that compares a logged preemption's victim with the rules' decision `found`. Must be
+        called before the event is applied.
         """
         view, policy = self._view, self._view.config.policy
         expected = found.event
-        # vLLM decides row by row. In its log, all preemptions of a call precede the scheduled rows.
+        # vLLM decides row by row, but its log has all preemptions before the scheduled rows.
         is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
         if not found.is_known or is_early:
             return f" The victim: {self._place(logged.row)}.", {}
@@ -151,7 +150,7 @@ class Rules:
         return f" This build's rules would have decided otherwise: {text}.", {"rules": text}
 
     def _fields(self, logged: ev.Admitted, expected: ev.Admitted) -> Iterator[str]:
-        """Yield a clause for each way in which two admissions of one request differ."""
+        """Yield a clause for each difference between two admissions."""
         if logged.cached_blocks != expected.cached_blocks:
             here, there = (hit_tokens(self._view, event) for event in (expected, logged))
             which = f"; the log takes {there}" if here != there else ", in other blocks"
@@ -175,8 +174,8 @@ class Rules:
                 yield f"{name} {own!r}; the log has {other!r}"
 
     def rows(self, row: int, logged: ev.Scheduled, found: Expected) -> Note:
-        """Return a note on how the number of tokens that a running row computes differs from the rules'
-        decision `found`. Must be called before the event is applied.
+        """Return a note on how a running row's scheduled tokens differ from the rules' decision `found`. Must
+        be called before the event is applied.
         """
         if not found.is_known or found.event == logged:
             return AGREED
@@ -217,9 +216,7 @@ class Rules:
         return f" This build's rules would have ended the request with {how}.", {"rules": how}
 
     def _reason(self, request_id: str) -> str:
-        """Return the reason why a waiting request cannot start on this state, or "" if the request can
-        start.
-        """
+        """Return why a waiting request cannot start, or "" if the request can start."""
         try:
             reasons = Reasons(self._view).at_end()
         except Exception:  # See `decision`.
@@ -228,7 +225,7 @@ class Rules:
         return found.sentence() if found is not None and found.kind != OTHER else ""
 
     def _place(self, row: int) -> str:
-        """Return a clause with the row's position in the order in which the policy preempts requests."""
+        """Return a clause with the row's position in the policy's preemption order."""
         view, running = self._view, self._view.running.tolist()
         count = len(running)
         if row not in running:

@@ -1,15 +1,14 @@
 """Draws the step times of a simulation from the steps of a log.
 
-A machine can be slow for several seconds, during which requests queue up. A simulated step has the machine's
-slowness at the simulation's time in the log. Times without steps, for example in the half of the log that the
-calibration leaves out, have the slowness of the nearest steps.
+A machine can be slow for several seconds. A simulated step therefore has the slowness of the logged steps at
+the same time. At times without steps, for example in the half of the log that calibration skips, the nearest
+steps are used.
 
 A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
-Consecutive simulated steps of a class use consecutive logged steps, which form a run. A run ends after RUN
-steps, and when the engine was idle. Then a new logged step is drawn for each class. Two conditions limit the
-draw. The logged step is at about the simulation's time. The logged engine had been busy for about as long as
-the simulated engine, because a machine more often stops a process that has been busy for long. All steps that
-meet both conditions are equally likely.
+Consecutive simulated steps of a class use consecutive logged steps: a run. A new run begins after RUN steps,
+and when the engine was idle. For each class, a run's first step is random among the logged steps that meet
+two conditions. The step is near the simulation's time. The logged engine had been busy for about as long as
+the simulated engine, because pauses are more frequent in a process that has been busy for long.
 """
 
 import numpy as np
@@ -18,12 +17,12 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# A run begins at most 1 / WINDOW of the log's steps before or after the simulation's time.
+# A run begins at most (the log's steps / WINDOW) steps before or after the simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
-LEAST = 0.5  # The least time of a delayed step, as a multiple of the usual time of such steps.
-BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples of the simulated busy time.
+LEAST = 0.5  # Minimum time of a delayed step, as a multiple of its usual time.
+BUSY_RANGE = 0.7, 1.4  # Accepted busy times, as multiples of the simulated busy time.
 
 
 class DrawnTimes:
@@ -46,7 +45,7 @@ class DrawnTimes:
         self._busy_ns = 0.0
 
     def begin(self) -> None:
-        """Draw from another place in the log, because the engine was idle."""
+        """Start a new run, because the engine was idle."""
         self._busy_ns, self._left = 0.0, 0
 
     def step_ns(self, work: StepWork, now_ns: int) -> int:
@@ -79,12 +78,13 @@ class DrawnTimes:
         return BEFORE if until_ns < step_ns + self._times.lead_ns else PLAIN
 
     def delay_ns(self, phase: int, *, is_certain: bool = True) -> int:
-        """Return the delay in ns of the step that was drawn last, if the step is in this phase. A delay
-        includes the deviation of the delayed step from the usual time, so it may be negative.
+        """Return a random delay in ns for the last step, if the step is in this phase. The delay may be
+        negative.
 
         `is_certain`: whether the phase does not depend on the delay. Otherwise the caller applies the delay
-        only if a request arrives within the delayed step. A long step is then more likely to get an arrival,
-        as in the log. So a delay's chance is inverse to the probability that its step gets an arrival.
+        only if a request arrives within the delayed step, so long delays are applied more often. Long delays
+        are also more frequent in the log, for the same reason. To count this bias only once, a delay's chance
+        is inverse to the probability that a request arrives.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
@@ -98,7 +98,7 @@ class DrawnTimes:
         return round(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
 
     def prolong(self, time_ns: float) -> None:
-        """Count a step's time, or a delay of the last step, as time in which the engine was busy."""
+        """Add a step's time, or the last step's delay, to the engine's busy time."""
         self._busy_ns = min(self._busy_ns + time_ns, BEGUN_NS)
 
     def host_ns(self, num_rows: int) -> int:
@@ -107,15 +107,15 @@ class DrawnTimes:
 
 
 def _chances(lengths_ns: np.ndarray, arrivals_per_ns: float) -> np.ndarray:
-    """Return cumulative chances that are inverse to the probability that a step of this length gets an
-    arrival.
+    """Return cumulative chances, each inverse to the probability that a request arrives within a step of this
+    length.
     """
     sums = np.cumsum(1.0 / -np.expm1(-arrivals_per_ns * np.maximum(lengths_ns, 1.0)))
     return np.asarray(sums / sums[-1])
 
 
 def _reach(times: StepTimes) -> int:
-    """Return how many steps before or after the simulation's time a draw may choose from."""
+    """Return how many steps before or after the simulation's time a run may begin."""
     return max(MIN_WINDOW, len(times.ratios) // WINDOW)
 
 
@@ -129,7 +129,7 @@ class _Members:
         self._names = np.array(names)
         self._nearest: dict[int, int] = {}
         self._next: dict[int, int] = {}  # For each class, the index of the next step in this run.
-        self._low = self._high = 0  # The run begins at a step in this range.
+        self._low = self._high = 0  # Range for the run's first step.
         self._busy_ns = 0.0
 
     def begin(self, now_ns: int, busy_ns: float) -> None:
@@ -169,8 +169,8 @@ class _Members:
 
 
 class _Slowness:
-    """The machine's slowness at the simulation's time. A time without steps is reflected at the nearest step,
-    so that it has the slowness of steps that are as far from this step.
+    """The machine's slowness at the simulation's time. A time without steps is mirrored at the nearest step,
+    and the slowness at the mirrored time is used.
     """
 
     def __init__(self, times: StepTimes):

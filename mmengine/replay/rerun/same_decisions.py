@@ -1,8 +1,7 @@
 """Finds out whether other settings would have changed a log's decisions.
 
 The engine's loop runs with the other settings, on the arrivals and tokens in the log. Each decision is
-compared with the logged decision. A decision says which requests compute how many tokens in which step. Block
-numbers may differ, because a pool of another size assigns other blocks.
+compared with the logged decision. Block numbers may differ, because they depend on the pool's size.
 """
 
 from pathlib import Path
@@ -18,8 +17,8 @@ from mmengine.replay.tape import LogTape
 from mmengine.replay.verify import derive
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-# Columns of decisions that contain blocks and keys of cached outputs. These columns do not determine which
-# tokens a step computes.
+# Decision fields with block numbers and encoder cache keys. These fields do not determine which tokens a step
+# computes.
 _PLACES = frozenset(("new_blocks", "blocks", "block_counts", "evict", "keys"))
 
 
@@ -65,7 +64,7 @@ def _differs(found: Divergence) -> Same:
 
 
 class _LooseTape(LogTape):
-    """A tape that accepts a decision if it differs from the logged decision only in its blocks."""
+    """A tape (the log's events) that ignores differences in block numbers."""
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         logged = None if self.next is None else self.next.event

@@ -1,8 +1,7 @@
 """Selects a backend for each attention layer: the fastest backend that supports the layer's features.
 
 The CPU kernels support all features except runs, which are tokens that attend to one another in both
-directions. Other fast backends support only plain causal layers. Torch computes every layer that the fast
-backend does not support.
+directions. Other fast backends support only plain causal layers. Torch computes all other layers.
 """
 
 import structlog

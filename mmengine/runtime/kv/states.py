@@ -17,8 +17,8 @@ class StatePool:
     """The slots for recurrent states. A slot contains all layers' states, contiguously.
 
     A recurrent state cannot be rolled back to a shorter length, so a row's state does not include the row's
-    drafts. The drafts' inputs wait in `pending` until the next step knows which drafts were accepted.
-    An input is about a hundredth as large as a state.
+    drafts. The drafts' inputs wait in `pending` until the next step knows which drafts were accepted. Inputs
+    are about 100 times smaller than states.
     """
 
     def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
@@ -41,7 +41,7 @@ class StatePool:
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """Copy the states with which rows begin. Returns the states that the layers read and write in this
+        """Copy the initial states for new rows. Returns the states that the layers read and write in this
         step.
 
         Raises ExecutorFailed if a row's state does not match the row's computed token count.

@@ -1,6 +1,6 @@
 """Describes which devices and kernels the engine can use on this machine, and why it cannot use others.
 
-The checks load the native kernels. They load and compile nothing else, and run nothing on a GPU.
+The checks load the native kernels, but compile nothing and run nothing on a GPU.
 """
 
 import torch.distributed as dist

@@ -54,7 +54,7 @@ class CancellableWorkers(Generic[Key]):
                     return
                 _, call = self._waiting.popitem(last=False)
             call()
-            del call  # so that the call's objects are freed while this thread waits
+            del call  # frees the call's objects while this thread waits
 
     def close(self, until: float) -> None:
         """Wait until all queued calls have run and the threads have ended, at most until `until`.

@@ -25,7 +25,7 @@ class Streamer(Protocol):
 def as_streamer(given: object, options: Options) -> Streamer | None:
     """Return `given` after checking that it is a streamer.
 
-    Raises InvalidRequest for another object, and if several answers are requested.
+    Raises InvalidRequest if `given` is no streamer, or if several answers are requested.
     """
     if given is None:
         return None
@@ -43,8 +43,7 @@ def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: St
 
     An exception in the streamer cancels the request.
 
-    Answers for running batches are kept until their batch takes them. Raises InvalidRequest, InvalidMedia,
-    QueueFull.
+    Raises InvalidRequest, InvalidMedia, QueueFull.
     """
     import torch  # lazy: if the engine uses torch, torch is already loaded
 

@@ -1,6 +1,6 @@
 """Translates vLLM's options for structured output, such as `structured_outputs` and `guided_json`.
 
-Each option becomes a response_format or a grammar. An option without a translation is refused by name.
+Each option becomes a response_format or a grammar. An option without a translation raises InvalidRequest.
 """
 
 import json

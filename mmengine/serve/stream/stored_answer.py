@@ -36,7 +36,7 @@ class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
-    order: bytes = b""  # with several choices: for each generated token, its choice's index in `choices`
+    order: bytes = b""  # with several choices: for each generated token, an index in `choices`
 
 
 def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:

@@ -23,8 +23,8 @@ class ReasoningTokens(NamedTuple):
     """The marker tokens that separate an answer's reasoning from its content.
 
     If `is_open`, reasoning begins with the answer's first token. Otherwise there is reasoning only if the
-    answer begins with the tokens `start`. The tokens `end` end the reasoning. () means that the model has no
-    start or end marker.
+    answer begins with the tokens `start`. The tokens `end` end the reasoning. (): the model has no such
+    marker.
     """
 
     is_open: bool = False
@@ -94,7 +94,8 @@ class Reasoning:
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return the options, with `grammar.after` set if the grammar begins after reasoning for this prompt.
+        """Return the options. If the grammar begins after reasoning, `grammar.after` is set to the end
+        marker.
 
         Raises InvalidRequest if the grammar should begin after reasoning but the end marker is unknown.
         """
@@ -107,8 +108,8 @@ class Reasoning:
         return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
 
     def with_budget(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return the options from `settle`, with `thinking` set if a thinking_token_budget applies to this
-        prompt.
+        """Return the options. If a thinking_token_budget applies to this prompt, `thinking` is set.
+        `options`: from `settle`.
 
         Raises InvalidRequest if the marker that ends reasoning is unknown.
         """

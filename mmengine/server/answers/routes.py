@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import CallSpan, Tracing
 
 _SPAN = "mmengine.span"  # Key for the call's span in the ASGI scope.
-# A function that takes a body's chunks, their reservation and the owner, and returns the reader for the body.
+# (A body's chunks, their memory reservation, the owner) -> the reader for the body.
 _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 
 
@@ -110,8 +110,8 @@ class AnswerRoutes:
         return given
 
     async def _find_reader(self, data: list[bytes], reservation: BodyReservation, owner: str) -> Reader:
-        """Return the reader for a /v1/responses body. The reader also has the stored responses that the body
-        continues.
+        """Return the reader for a /v1/responses body. If the body continues stored responses, the reader has
+        these responses.
 
         The stored responses count against `reservation`. Raises ApiError.
         """
@@ -138,7 +138,7 @@ class AnswerRoutes:
                 span.record_error(error)
             raise
         finally:
-            if not streams:  # The end of a stream releases its call.
+            if not streams:  # A stream releases the call when it ends.
                 self._admission.give(owner)
 
     async def _read_and_answer(
@@ -218,8 +218,7 @@ class AnswerRoutes:
         """Return the error for a call that the server's shutdown interrupts, and undo the task's
         cancellation.
 
-        A request that the engine has accepted stays in the log, so that the next process can continue it. Any
-        other request is cancelled.
+        The next process can continue a request that the engine has accepted. Any other request is cancelled.
         """
         uncancel()
         if builder.is_accepted:

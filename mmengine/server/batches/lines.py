@@ -101,10 +101,8 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _small(line: bytes) -> bytes:
-    """Return the line with large media shortened. If the body has too many values, {} replaces it.
-
-    Without these changes, the JSON parser would hold the interpreter lock while it decodes the whole body.
-    Raises the errors in _UNREADABLE.
+    """Return the line with large media shortened. If the body has too many values, {} replaces the body.
+    Parsing the unchanged line could hold the GIL for too long. Raises the errors in _UNREADABLE.
     """
     line = cut_short(line) if len(line) > MIN_CHARS else line
     if not has_too_many_values(line):

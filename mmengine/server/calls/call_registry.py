@@ -1,10 +1,9 @@
-"""Keeps calls that continue without their client, and decides which later call gets which answer.
+"""Keeps calls that continue after their client disconnects, and gives their answers to retries.
 
 A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
 limited time. A later call with the same key and body gets the whole answer, beginning with the first token. A
-recovered call is a call that the previous process did not finish. A retry without a key may get a recovered
-call's answer, but only one retry gets the answer. Calls whose response is stored continue without a client,
-too.
+recovered call is a call that the previous process did not finish. The first retry without a key may get a
+recovered call's answer. Calls whose response is stored also continue without a client.
 """
 
 import asyncio
@@ -56,9 +55,10 @@ class CallRegistry:
         self._calls: dict[Key, DetachedCall] = {}
         self._unread: dict[DetachedCall, int] = {}  # Sizes of calls without a reader, oldest first.
         self._num_unread = 0  # The sum of the sizes in `_unread`.
-        # Responses whose input is being written to the store before the request is written to the log.
+        # (owner, id) of responses whose input is being written to the store. Their requests are not in the
+        # log yet.
         self._beginning: set[tuple[str, str]] = set()
-        # Background tasks, which are held here so that they are not garbage collected.
+        # References to background tasks, which protect the tasks from garbage collection.
         self._background: set[asyncio.Task[None]] = set()
         self._recovered: list[RecoveredCall] = []
         # Recovered calls whose answers are written to the store even if no client returns.
@@ -252,9 +252,7 @@ class CallRegistry:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete a refused request's stored input. The input was stored before the engine refused the
-        request.
-        """
+        """Delete the stored input of a request that the engine refused."""
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
             self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))
@@ -292,8 +290,8 @@ class CallRegistry:
             await self._storing.flush()
 
     async def settled(self) -> None:
-        """Wait until the log records which calls are stored or deleted, so that no later process recovers
-        them.
+        """Wait until the log records which calls are stored or deleted. The next process will not recover
+        these calls.
         """
         await self._engine.settled()
 

@@ -40,7 +40,7 @@ class PixelLimits(NamedTuple):
 
 
 class MediaContext(NamedTuple):
-    """Groups the server's settings and the call's media for the functions that read media parts."""
+    """The server's settings and the call's media, for the functions that read media parts."""
 
     pixels: PixelLimits
     media_fetcher: MediaFetcher | None
@@ -57,7 +57,7 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
     if isinstance(role, str) and role not in _ROLES:
         text = f"{FIELD} must be one of {', '.join(_ROLES)}, not {shown(role)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages", index, "role"))
-    if role == "developer":  # OpenAI's newer name for the system role. Chat templates do not know it.
+    if role == "developer":  # OpenAI's newer name for the system role. Chat templates know only "system".
         read["role"] = "system"
     if role == "assistant" and "content" not in read:
         _add_content(read)
@@ -72,8 +72,8 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
 
 
 def _add_content(message: Json) -> None:
-    """Set the missing content in an assistant's message to the message's refusal. A message that has
-    only reasoning gets an empty content.
+    """Set an assistant message's missing content to its refusal. If the message has only reasoning, the
+    content is "".
     """
     refusal = message.get("refusal")
     if isinstance(refusal, str):

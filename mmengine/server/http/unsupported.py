@@ -1,8 +1,8 @@
 """Handles the parts of a body that the server does not support. A lenient server ignores unsupported parts
 and lists them in a response header. A strict server refuses the body.
 
-Agents often send fields and hosted tools that only the servers of their vendor know. An answer that ignores
-these fields and tools is still valid.
+Agents often send fields and hosted tools that only their vendor's servers support. Without these fields and
+tools, an answer is still valid.
 """
 
 from mmengine.server.http.errors import ApiError

@@ -12,7 +12,7 @@ from mmengine.serve.requests.operator_log import operator_log
 def end_process_after(seconds: float) -> None:
     """End this process with exit code 0 after `seconds`, unless the process ends earlier.
 
-    The log needs no shutdown, because everything that clients received has already been written.
+    The log needs no shutdown: everything that clients received is already written.
     """
     timer = threading.Timer(seconds, _end_process)
     timer.daemon = True

@@ -196,7 +196,7 @@ class Conversation:
                 if not kind.startswith("image/"):
                     text = f"{FIELD} must be an image type, not {shown(kind)}"
                     raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
-                # Base64 contains no % and no #. A URL parser would interpret both characters.
+                # Invalid base64 may contain % or #, which a URL parser would interpret.
                 bare = data.replace("%", "%25").replace("#", "%23")
                 return self._payloads.of(data) or f"data:{kind};base64,{bare}"
             case "url":

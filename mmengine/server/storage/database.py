@@ -1,8 +1,7 @@
 """The SQLite database next to a log, with a thread for writes and a thread for reads. Only one process can
 open the database.
 
-A write completes when it is durable on disk. Writes that wait at the same time share a commit, so many writes
-take about as long as a single write.
+A write completes when it is durable on disk. Writes that wait at the same time share a commit.
 """
 
 import asyncio
@@ -29,8 +28,7 @@ MAX_TOGETHER = 256  # Maximum number of writes per commit.
 MAX_CHECKED_BYTES = 64 * 2**20  # Maximum size of a database that is checked when it is opened.
 VACUUMED_PAGES = 1024  # Maximum number of pages that a scrub returns to the file system.
 BUSY_S = 5.0  # Seconds that a checkpoint waits for readers.
-# The primary result codes of SQLite for a full or failing disk. The primary code is the low byte of an
-# error's code.
+# SQLite's primary result codes for a full or failing disk. The primary code is the low byte of an error code.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
@@ -168,12 +166,12 @@ class Database:
             self._writing.close()
         os.close(self._lock)
 
-    # Everything below runs on the thread that writes.
+    # All methods below run on the writing thread.
 
     def _run(self) -> None:
         while self._turn():
-            # The loop body is a separate method, so that no local variable keeps the last writes in memory
-            # while the thread waits.
+            # The loop body is a separate method, so that its local variables do not keep the last writes in
+            # memory.
             pass
 
     def _turn(self) -> bool:
@@ -189,7 +187,7 @@ class Database:
     def _commit(self, writes: list[_Write]) -> None:
         try:
             errors = self._written(writes)
-        except Exception as failure:  # The waiting callers must get a result for any kind of failure.
+        except Exception as failure:  # After any failure, the waiting callers must get a result.
             operator_log.error("answers cannot be stored", reason=in_one_line(failure))
             errors = [_to_storage_error(failure)] * len(writes)
         if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
@@ -227,8 +225,8 @@ class Database:
         return errors
 
     def _scrub(self) -> MMEngineError | None:
-        """Return freed pages to the file system, and truncate SQLite's write-ahead log. The write-ahead log
-        may contain deleted bytes.
+        """Return freed pages to the file system, and truncate SQLite's write-ahead log, which may contain
+        deleted bytes.
         """
         try:
             self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()

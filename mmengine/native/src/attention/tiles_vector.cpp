@@ -1,5 +1,5 @@
-// Attention tiles of float32 vectors. Keys are stored in panels [d][kPanelKeys], so that one broadcast of q gives the
-// scores of many keys; values are stored as [keys][width]. Both products use the same tile function.
+// Attention tiles of float32 vectors. Keys are stored in panels [d][kPanelKeys], so each broadcast value from q is
+// multiplied with many keys. Values are stored as [keys][width]. `tile` computes both matmuls.
 #include "attention/tiles.h"
 
 namespace mm {

@@ -8,7 +8,7 @@
 namespace mm {
 
 #if defined(_OPENMP)
-// The most threads that a parallel region beginning here would have.
+// Maximum number of threads in a parallel region that begins here.
 inline int most_threads() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
 // Within a region: the thread's number, and the number of threads.

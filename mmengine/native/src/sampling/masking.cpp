@@ -8,7 +8,7 @@ namespace mm {
 
 namespace {
 
-constexpr int FEW = 1 << 17;  // number of values up to which waking a second thread costs more than it saves
+constexpr int FEW = 1 << 17;  // up to this many values, a single thread is faster
 
 struct Best {
   int32_t token = 0;
@@ -22,7 +22,7 @@ struct Best {
   }
 };
 
-// Offers 32 tokens that are all allowed. Usually none is better than the best so far, which one comparison shows.
+// Offers 32 tokens that are all allowed. Usually none is better, and the first comparison is enough.
 void offer_all(Best& best, const float* logits, int32_t first) {
   f16v most = larger(load_as<f16v>(logits), load_as<f16v>(logits + 16));
   if (largest_lane(most) <= best.value) return;
