@@ -44,9 +44,9 @@ class FallbackPlugin(ModelPlugin, Protocol):
 def plugin_for(folder: Path, impl: ModelImpl = "auto") -> ModelPlugin:
     """Return the plugin that serves the `architectures` in a folder's config.json or in a GGUF file.
 
-    `impl`: "native" for a plugin that supports the architecture, "transformers" for the fallback, "auto" for
-    the fallback only if no plugin supports the architecture. Raises ModelError if the folder is missing or
-    has no model, if config.json is broken, or if the architecture is not served.
+    `impl`: "native" requires a plugin that supports the architecture. "transformers" selects the fallback.
+    "auto" selects the fallback only if no plugin supports the architecture. Raises ModelError if the folder
+    is missing or has no model, if config.json is broken, or if the architecture is not served.
     """
     architectures = _architectures(folder)
     plugins = load_plugins()

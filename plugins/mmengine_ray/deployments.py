@@ -46,8 +46,8 @@ RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Facts about a replica. `pid`, `log`: process id and log of its process. `sees_ingress`: whether the
-    replica sees the ingress's lock.
+    """Facts about a replica. `pid`, `log`: the replica's process id and log. `sees_ingress`: whether the
+    replica sees the ingress's file lock.
     """
 
     name: str
@@ -124,7 +124,8 @@ class Ingress:
 
 
 def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableRequests | None:
-    """Open the store for requests that survive the ingress's end, in a folder beside the replicas' logs.
+    """Open the store for requests that survive a restart of the ingress, in a folder beside the replicas'
+    logs.
 
     Returns None if the settings name no log folder. Calls `warn` and returns None if requests cannot be
     stored. Raises LogError if another ingress keeps the requests locked, and OSError.
@@ -154,7 +155,7 @@ async def fleet_engine(
 ) -> FleetEngine:
     """Return the replicas as a single engine on this event loop. Waits until the first replica responds.
 
-    If the ingress and a replica do not see each other's locks, `durable` is closed and `warn` is called.
+    If the ingress and a replica do not see each other's file locks, `durable` is closed and `warn` is called.
     Raises ModelError.
     """
     facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
@@ -173,8 +174,8 @@ async def fleet_engine(
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Return why this process and a live replica do not see each other's locks, or "". Returns "" too if no
-    replica stays alive long enough for the check.
+    """Return why this process and a live replica do not see each other's file locks. Returns "" if they do,
+    or if no replica stays alive during the check.
     """
     if not facts.sees_ingress:
         return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"

@@ -19,8 +19,8 @@ ATTRIBUTE = "mmengine_layer"
 
 
 class Heads(NamedTuple):
-    """The numbers and sizes of heads in a layer or in the KV pool. Every layer's heads fit into the pool's
-    heads.
+    """Head counts and sizes in a layer or in the KV pool. The pool's values are at least as large as every
+    layer's.
     """
 
     num_heads: int
@@ -40,15 +40,15 @@ class StepContext:
 class HostedLayer:
     """Connects an attention module to layer `index` of an attention port.
 
-    All layers of the port have the heads `pool`. A layer with other heads pads its keys, values and queries
-    with zeros, and repeats its KV heads. Padding and repetition do not change the output.
+    In the port, all layers have the head counts and sizes `pool`. A module with other heads pads its keys,
+    values and queries with zeros, and repeats its KV heads. Padding and repetition do not change the output.
     """
 
     def __init__(
         self, index: int, spec: LayerAttention, heads: Heads, pool: Heads, scale: float, context: StepContext
     ) -> None:
-        """`scale`: the factor for the module's scores. The port multiplies scores by the pool's head_dim **
-        -0.5, so queries are multiplied by the quotient of both factors.
+        """`scale`: the module's factor for scores. The port's factor is (the pool's head_dim) ** -0.5.
+        Queries are multiplied by the quotient.
         """
         self._index, self._spec, self._context = index, spec, context
         self._stores = spec.kv_layer == index
@@ -112,8 +112,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention with the module's HostedLayer, for transformers' AttentionInterface.
 
-    The arguments for windows, soft caps and scales are ignored. HostedLayer already has their values, because
-    calls.py recorded a call of this module when the model was loaded.
+    The arguments for windows, soft caps and scales are ignored. HostedLayer has their values from a call that
+    calls.py recorded when the model was loaded.
     """
     return getattr(module, ATTRIBUTE).attend(query, key, value, s_aux), None
 

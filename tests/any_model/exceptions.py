@@ -6,30 +6,33 @@ these limits.
 
 # Models whose prompt tokens attend to later tokens: a prompt is computed in one step, never in chunks.
 WHOLE_PROMPT = frozenset({"paligemma"})
-# Models that compute an image in one step. Their token budget for the chunk checks exceeds the longest image.
+# Model -> token budget for the chunk checks. These models compute an image in one step, so the budget exceeds
+# the longest image.
 ATOMIC = {"gemma4": 80}
-# Models whose processors treat several images differently from a single image: a request has one image.
+# Models whose processors treat several images differently from a single image. Their test requests have one
+# image.
 ONE_IMAGE = frozenset({"llava_onevision"})
-# Models whose processors add tokens around the prompt. A chat template cannot add them, so token ids are not
-# compared.
+# Models whose processors add tokens around the prompt. A chat template cannot add these tokens, so token ids
+# are not compared.
 OWN_PROMPT = frozenset({"paligemma"})
 # Models whose bfloat16 tokens are not compared with a forward over prompt and answer. PaliGemma would treat
 # the answer as prompt tokens; ERNIE calls separate routers for text tokens and image tokens.
 NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
-# Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. These
-# models need more steps, because transformers' own bfloat16 logits differ as much from its float32 logits
-# (gemma4: up to 1.3 for logits up to 5, because sums in its tower cancel out).
+# Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. In these
+# models, transformers' own bfloat16 and float32 logits differ as much (gemma4: up to 1.3 for logits up to 5,
+# because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
 # Models that cannot encode videos one by one, although their processors take videos, and the reasons.
 NO_VIDEO = {
     "kimi_k25": "transformers' get_video_features fails: it averages a video's features over time, and then "
     "splits them as if it had not"
 }
-# Models whose own forward counts a video's placeholders as an image's, and fails for prompts with both.
-# For such prompts, only log-probabilities are compared, with the model's parts.
+# In transformers, these models' forward counts video placeholders as image placeholders, and fails for
+# prompts with an image and a video. For these prompts, only log-probabilities are compared; the test computes
+# them with the model's submodules.
 BY_PARTS = frozenset({"glm4v", "glm46v", "glm_ocr"})
-# Models that cannot be compared with transformers for prompts with both. SmolVLM's processor returns the
-# pixels of either the images or the videos.
+# Models that cannot be compared with transformers for prompts with an image and a video. SmolVLM's processor
+# returns only the images' or only the videos' pixels.
 NOT_MIXED = BY_PARTS | {"smolvlm"}
 _FAR = "its own bfloat16 logits are far from its float32 ones: tokens up to 64 steps below the likeliest pass"
 _ONE_STEP = "the tokens of an image see one another, so an image is one step: none above the token budget"

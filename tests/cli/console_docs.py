@@ -2,8 +2,8 @@
 
     python -m tests.cli.console_docs docs/reference/log.md    writes the commands' output into the document
 
-In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any number of
-lines. `mmengine` and `python` use this checkout, and the shell finds all other commands. The commands from
+In a block marked `console`, a command's output follows the line "$ command". A line "…" stands for any number
+of lines. `mmengine` and `python` use this checkout, and the shell finds all other commands. The commands from
 all blocks run in the same folder.
 """
 
@@ -64,9 +64,7 @@ def agrees(shown: list[str], printed: list[str]) -> bool:
 
 
 def rewrite(path: Path) -> None:
-    """Replace each output in the document that differs from the command's output. A line "…" agrees with any
-    lines.
-    """
+    """Update each output in the document that differs from the command's output."""
     text = path.read_text()
     with tempfile.TemporaryDirectory() as folder:
         for command, shown in commands(text):

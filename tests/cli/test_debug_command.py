@@ -52,7 +52,7 @@ def test_a_command_that_fails_ends_the_script(busy):
 
 @pytest.fixture
 def collections():
-    """A list of the garbage collections while a command runs. The collector runs as often as possible."""
+    """Yield a list with an entry for each garbage collection. The collector runs as often as possible."""
     found, threshold = [], gc.get_threshold()
 
     def note(phase, info):
@@ -83,7 +83,7 @@ def test_no_collection_interrupts_a_command(busy, collections, monkeypatch):
 
 
 def test_a_terminal_shows_the_prompt_and_nothing_over_it(busy):
-    """A line with the progress of reading would overwrite what a person types."""
+    """A progress line would overwrite the user's input."""
     ours, its = pty.openpty()
     code = "import sys; from mmengine.cli.main import main; sys.argv[0] = 'mmengine'; main()"
     command = [sys.executable, "-c", code, "log", "debug", str(busy)]
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_prompt_and_nothing_over_it(busy):
     shown = b""
     for line in (b"goto 3\n", b"quit\n"):
         shown += _read_until(ours, b"(mm) ")
-        time.sleep(0.5)  # A person thinks. The progress would be shown ten times in a second.
+        time.sleep(0.5)  # Progress lines would appear ten times per second.
         os.write(ours, line)
     shown += _read_until(ours, b"quit\r\n")
     assert process.wait(60) == 0

@@ -1,4 +1,4 @@
-"""Tests that an executor that is lost stops the engine without ending any request."""
+"""Tests that a lost executor stops the engine and ends no request."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_every_step_raises_and_no_request_fails(max_in_flight):
             bench.run()
     assert not bench.ends and "a" in bench.state.requests
     assert not [record for record in bench.log.records if isinstance(record.event, (ev.Failed, ev.Finished))]
-    bench.core.recover(ev.Recovered())  # as the continuing process does
+    bench.core.recover(ev.Recovered())  # as the next process does
     bench.executor.discard()
     Gone.steps = -100
     bench.run()

@@ -1,5 +1,5 @@
-"""Tests that two prompts with the same tokens and the same video do not hit each other's blocks if the
-video's embeddings have different positions. test_machine.py once found such a hit.
+"""Tests that prompts with equal tokens and videos share no blocks if the videos' embeddings have different
+positions.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""A server's process dies again and again under its supervisor: every call is answered, except a call that
-kills the server.
+"""Tests that every call is answered although the engine's process dies again and again under its supervisor.
+The exception is a call that kills the process.
 """
 
 import http.client
@@ -92,9 +92,7 @@ main()
 
 @contextmanager
 def serving(folder, port, server=PACED, given=None):
-    """Run the supervisor's process. `server` is the code of the engine's process, `given` the listening
-    socket.
-    """
+    """Run the supervisor's process. `server`: the engine process's code. `given`: the listening socket."""
     arguments = ["serve", "--port", str(port), "--log", str(folder / "log")]
     script = SUPERVISOR.format(server=server, arguments=arguments)
     command, fds = as_systemd([sys.executable, "-c", script], given)
@@ -141,8 +139,8 @@ def answer_of(port, key, body):
 
 
 def answers_of(port, bodies, meanwhile):
-    """Send all bodies at once and return the answers by key. `meanwhile` gets a function that counts the
-    answers.
+    """Send all bodies at once and return the answers by key. `meanwhile` is called with a function that
+    returns the number of answers.
     """
     found = {}
 
@@ -201,7 +199,7 @@ def test_a_request_that_kills_the_process_fails_and_the_others_continue(tmp_path
 
 
 def test_kills_at_random_while_the_supervisor_lives(tmp_path):
-    """Some kills soon follow another kill, while the new process loads the engine or resumes the log."""
+    """Some kills hit a new process while it loads the engine or resumes the log."""
     port, chance, killed = free_port(), random.Random(19), []
     bodies = {
         f"q{number}": body_of(f"What is shape {number}?", max_tokens=200, ignore_eos=True, seed=number)

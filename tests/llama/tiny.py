@@ -5,7 +5,7 @@ import json
 from tests.models.text_reference import EXPERTS, Kind, make_reference
 from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
-SPARE_ROWS = 3  # Embedding rows without a token, as in published models, whose vocabulary is padded.
+SPARE_ROWS = 3  # Embedding rows without a token, as in models with a padded vocabulary.
 MODELS = {
     "Llama": {},
     "Qwen2": {},

@@ -15,8 +15,8 @@ from tests.gguf.writing import model, vocabulary, weights, write
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Return a function that installs a package with entry points and modules for one test. Other packages'
-    entry points are hidden during the test.
+    """Return a function that installs a package with entry points and modules during the test. All other
+    entry points are hidden.
     """
     site = tmp_path / "site"
     ours = [str(site)]

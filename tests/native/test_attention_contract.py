@@ -21,8 +21,8 @@ from mmengine.runtime.kv.pool import KVPool
 from tests.instruction_sets import isas, opened
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-# Heads, KV heads, head size, block size. Head sizes have different remainders modulo 16 and 32, and groups of
-# 1 to 8 heads share a KV head.
+# Heads, KV heads, head size, block size. Head sizes have different remainders modulo 16 and 32. Groups of 1
+# to 8 heads share a KV head.
 SHAPES = [
     (4, 2, 32, 4),
     (4, 4, 16, 8),
@@ -70,8 +70,8 @@ def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_
     spec = spec_of(heads, kv_heads, head_dim, layers=1)
     rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
     names = [f"r{i}" for i in range(7)]
-    # In the next steps, `long` reads keys on both sides of the end of a block of 512 keys, and `r0` reaches
-    # the end of a span of 64 tokens.
+    # In the next steps, `long` reads more than one block of 512 keys, and `r0` reaches the end of a span of
+    # 64 tokens.
     rows.step(("long", 530), ("r0", 61))
     for _ in range(8):
         some = random.permutation(names)[: random.integers(1, 8)]
@@ -109,8 +109,8 @@ def test_a_prefix_filled_in_the_same_step(backend):
 
 
 def test_blocks_written_by_another_row_of_the_step_are_read(backend):
-    """A row's cached prefix may be computed by another row in the same step, because the k and v of all rows
-    are stored before attention runs.
+    """Another row may compute a row's cached prefix in the same step, because all k and v are stored before
+    attention runs.
     """
     spec, size = spec_of(2, 1, 8, layers=1), 4
     pool = KVPool(spec, 8, size, torch.float32, CpuDevice())
@@ -240,8 +240,8 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
 @BOTH
 @pytest.mark.parametrize("length", [16, 63, 70, 700])
 def test_drafts_have_the_bits_of_single_tokens(kernels, dtype, length):
-    """The drafts are computed in one step with a prompt. For some lengths, only the later drafts see keys
-    after the end of a span of 64.
+    """The drafts are computed in one step with a prompt. For some lengths, only the later drafts read keys
+    from the next span of 64 keys.
     """
     spec, attend = filled(kernels, dtype)
     blocks = np.random.default_rng(3).integers(1, 200, 50)

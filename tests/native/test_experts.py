@@ -15,7 +15,7 @@ from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, Form, Pac
 COUNT, TOP_K, HIDDEN, WIDE, SHARED = 10, 3, 72, 40, 24
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = {"int8": Form.INT8, "fp8": Form.FP8, "int4": Form.INT4}
-OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # Absolute tolerance; the values are of the order of 1.
+OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # Absolute tolerance; typical values are about 1.
 
 
 def drawn(dtype, shared=True, top_k=TOP_K, seed=0):
@@ -69,7 +69,7 @@ def rows(count, dtype, seed=1):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", (False, True))
 def test_rows_equal_torch(library, dtype, shared):
-    """In bfloat16, a few rows may differ, because their last chosen expert and the next one nearly tie."""
+    """In bfloat16, a few rows may choose another expert, because two experts nearly tie."""
     weights = drawn(dtype, shared)
     x, residual = rows(300, dtype), rows(300, dtype, seed=2)
     experts = in_kernels(library, weights)
@@ -81,7 +81,7 @@ def test_rows_equal_torch(library, dtype, shared):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(library, dtype):
-    x = rows(1500, dtype)  # The kernels process them in several chunks.
+    x = rows(1500, dtype)  # enough rows for several chunks
     experts, before = in_kernels(library, drawn(dtype)), torch.get_num_threads()
     try:
         torch.set_num_threads(2)

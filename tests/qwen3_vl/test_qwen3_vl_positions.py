@@ -16,7 +16,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 @pytest.fixture(scope="module")
 def reference():
-    """Return a transformers model for each merge size. The networks' sizes do not matter here."""
+    """Return a transformers model for each merge size."""
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     models = {}

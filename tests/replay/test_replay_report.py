@@ -33,9 +33,7 @@ HOSTILE = "</script><img src=x onerror=document.title='owned'>\u202e\x1b[31m<!--
 
 
 def unpack(page):
-    """Return the page's data as its scripts see it: a dict of the head's fields and of the columns as
-    arrays.
-    """
+    """Return the page's data as a dict: the head's fields, and the columns as arrays."""
     text = re.search(r'<script id="data" type="text/plain">([A-Za-z0-9+/=]*)</script>', page)[1]
     raw = gzip.decompress(base64.b64decode(text))
     length = int.from_bytes(raw[:4], "little")

@@ -1,4 +1,4 @@
-"""Tests a log's tables: their figures equal those recorded while the log was written."""
+"""Tests that the numbers in a log's tables equal the numbers recorded while the log was written."""
 
 import pytest
 

@@ -3,9 +3,9 @@ prefix.
 
     make store
 
-Two replicas of the embedded model each have a log, and a process that publishes the log's KV events. Until a
-replica has computed something, the router knows only its load. Then the router's index knows how many blocks
-of each question each replica holds.
+Two replicas run the embedded model. For each replica, a process publishes the KV events from its log. The
+router's index counts the blocks of a question that each replica holds. Before a replica's first events, the
+router knows only the replica's load.
 """
 
 import itertools
@@ -28,7 +28,7 @@ SELECTOR = Path("build/store/bin/python")
 BLOCK, MODEL, NUM_IMAGES, NUM_QUESTIONS = 16, "mmengine-shapes", 4, 16
 REPLICAS, SIZE = (1, 2), (448, 448)
 PATIENCE_S = 30
-SUBSCRIBED_S = 2  # a new subscriber may miss events of the first moments
+SUBSCRIBED_S = 2  # seconds to wait, because a new subscriber may miss the first events
 
 
 class Selector:
@@ -89,7 +89,7 @@ def question(number: int, image: int) -> Prompt:
 
 
 def asked(prepared) -> dict:
-    """Return the router's view of a question: its tokens, and which image overlaps which block."""
+    """Return a question in the router's format: its tokens, and the image in each block."""
     tokens = np.asarray(prepared.prompt_token_ids)
     infos: list[dict | None] = [None] * (len(tokens) // BLOCK)
     for item in (media.item for media in prepared.media):
@@ -119,7 +119,7 @@ def main() -> None:
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
     """Ask all questions, and print the replicas that the router chooses.
 
-    The first questions about all images are open together, because the router chooses at random among idle
+    The first questions about all images run at the same time, because the router chooses at random among idle
     replicas.
     """
     landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}
@@ -162,8 +162,8 @@ def wait_for(port: int) -> None:
 
 
 def known(selector: Selector, question: dict, worker: int) -> int:
-    """Wait until the router's index knows some blocks of the question for this replica, and return their
-    number.
+    """Wait until the router's index has blocks of the question for this replica, and return the number of
+    blocks.
     """
     until = time.monotonic() + PATIENCE_S
     while True:

@@ -47,7 +47,7 @@ class Warming(Repeater):
 
 
 def let_backends_capture(set_attribute=setattr):
-    """Allow the capture of backends that allocate tensors in `begin`.
+    """Allow the capture of attention backends that allocate tensors in `begin`.
 
     A CUDA graph would fail for these backends. A Repeater works, because it calls the function again.
     """
@@ -55,8 +55,8 @@ def let_backends_capture(set_attribute=setattr):
         set_attribute(backend, "captures", True)
 
 
-# Environment variable that tells a rank's process where to fail. Its value is two numbers (0: none): which
-# capture fails, and which step fails before it exchanges anything.
+# Environment variable with the failures of a rank's process: the number of the capture that fails, and the
+# number of the step that fails (from 1; 0: none). The step fails before any exchange with other ranks.
 FAILS = "MMENGINE_TEST_FAILS"
 FOLLOWER = (sys.executable, __file__)
 

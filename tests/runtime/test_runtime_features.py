@@ -28,9 +28,9 @@ def placed_one_by_one(held, spans, embeds):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_many_puts_and_drops(seed):
-    """Put and drop items when the store is almost full.
+    """Put and drop items in an almost full store.
 
-    `place` always gives the features that were put last.
+    `place` must copy the latest features.
     """
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     store, held, capacity = FeatureStore(HIDDEN, DEEP, 64), {}, 64
@@ -61,7 +61,7 @@ def test_many_puts_and_drops(seed):
 
 def test_memory_follows_the_held_features_up_to_the_capacity():
     store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
-    for n in range(100):  # each item reuses the places of the item before
+    for n in range(100):  # each item reuses the previous item's rows
         store.put([b"%d" % n], [8], features_of(8, generator))
         store.drop(b"%d" % n)
     assert len(store._cache) == 8
@@ -77,7 +77,7 @@ def test_memory_follows_the_held_features_up_to_the_capacity():
 
 
 def test_all_places_can_be_allocated_at_once():
-    """With `hold_all`, as on a GPU, the tensor never moves, and gives the same features as one that grows."""
+    """With `hold_all`, as on a GPU, the tensor never moves. The features equal those in a growing store."""
     grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
     whole.hold_all(torch.float32, torch.device("cpu"))
     at_first, generator = whole._cache, torch.Generator().manual_seed(0)

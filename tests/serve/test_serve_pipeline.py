@@ -1,4 +1,6 @@
-"""Each call's results have the same structure as in transformers 5.23 (pipelines/image_text_to_text.py)."""
+"""Tests that a pipeline's results have the same structure as in transformers 5.23
+(pipelines/image_text_to_text.py).
+"""
 
 from types import SimpleNamespace
 

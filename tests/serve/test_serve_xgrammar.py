@@ -1,4 +1,6 @@
-"""The engine with xgrammar instead of llguidance: answers are valid, and a hanging grammar fails alone."""
+"""Tests the engine with xgrammar instead of llguidance: answers are valid, and a slow grammar fails only its
+own request.
+"""
 
 import json
 import sys
@@ -99,7 +101,7 @@ def test_the_command_line_chooses_it(tmp_path, monkeypatch):
     found = run_cli(*asked, "xgrammar", blocked=("llguidance",))
     assert found.returncode == 0 and json.loads(found.stdout) in (3, 4), found.stderr
     for name in [name for name in sys.modules if name.partition(".")[0] == "mmengine_xgrammar"]:
-        monkeypatch.delitem(sys.modules, name)  # as in a process that has not loaded it
+        monkeypatch.delitem(sys.modules, name)  # as in a process that has not loaded the plugin
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     found = call_cli(*asked, "xgrammar")
     assert found.returncode == 2 and "pip install '.[xgrammar]'" in found.stderr.replace("\n", " ")

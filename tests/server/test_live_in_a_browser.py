@@ -58,9 +58,7 @@ def save(browser, name):
 
 
 def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
-    """The page shows a server that answers questions about images. The test operates the page only by
-    keyboard.
-    """
+    """The server answers questions about images. The test operates the page only by keyboard."""
     log = tmp_path / "log"
     with served(AsyncEngine(log=log), names=("shapes",), live=log) as one:
         asked = [looking("Describe the image.", data_url(seed)) for seed in range(3)]
@@ -135,9 +133,7 @@ def turns(browser):
 
 
 def test_a_telephone_shows_the_page(narrow, tmp_path):
-    """The page is as wide as the screen. It asks for an API key, reports a wrong key, and counts no finished
-    request as running. A tap on a lane opens the panel.
-    """
+    """The page is as wide as the screen, and asks for an API key."""
     (tmp_path / "keys").write_text("secret\n")
     log = tmp_path / "log"
     with served(live=log, engine_options={"log": log}, key_file=tmp_path / "keys") as one:
@@ -218,8 +214,8 @@ DROP = """new Promise((done) => {
 })"""
 
 
-# Script that draws 120 frames and returns their times. Each frame changes the zoom, and every sixth frame has
-# new data.
+# Script that draws 120 frames and returns the frames' times. Each frame changes the zoom. Every sixth frame
+# has new data.
 FRAMES = """new Promise((done) => {
   const page = window.mmengineReport, times = [];
   let factor = 1.03;
@@ -260,7 +256,7 @@ def test_a_thousand_requests_are_drawn_in_time(browser, tmp_path):
     with served(live=log) as one:
         look(browser, one)
         browser.wait(f"{DATA}.numLanes === {NUM_REQUESTS}")
-        browser.run(FRAMES)  # A warm-up, because the browser compiles code that runs often.
+        browser.run(FRAMES)  # A warm-up for the browser's JIT compiler.
         frames = browser.run(FRAMES)
         parts = browser.run(PARTS)
         print("\nmilliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))

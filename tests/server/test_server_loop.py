@@ -1,5 +1,5 @@
-"""Tests that long work runs on threads and not on the event loop, and tests `take_out`, which removes large
-media from a body before the body is parsed.
+"""Tests that long work runs on threads and not on the event loop. Also tests `take_out`, which removes large
+media from a body before parsing.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ def test_invalid_base64_stays_in_the_body(text):
 
 @pytest.mark.parametrize("count", range(6))
 def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
-    # The search looks through 7 bytes at a time, and must find media that span several such pieces.
+    # The search reads 7 bytes at a time. The media span several of these reads.
     monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)
     given = b'["' + b"\\" * count + b'"' + URL.encode() + b'"]'
     assert (take_out(given)[0] == given) == (count % 2 == 1)
@@ -204,9 +204,7 @@ def test_prompts_may_have_more_ids_than_the_value_limit():
 
 
 def filled(sampling):
-    """Return an answer source with 3 * TAKEN_AT_ONCE - 1 outputs that were not read yet, and an error after
-    them.
-    """
+    """Return an answer source with 3 * TAKEN_AT_ONCE - 1 unread outputs, followed by an error."""
     channel = stream.Channel(Options(sampling), OutputText(EchoProcessor.tokenizer, sampling))
     channel.accepted.set()
     channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))

@@ -1,4 +1,4 @@
-"""Helpers that run workloads, and a second implementation of the fake model's rules, one token at a time."""
+"""Helpers that run workloads, and a reference implementation of the fake model's rules."""
 
 import json
 import zlib

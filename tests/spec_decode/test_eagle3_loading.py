@@ -1,4 +1,4 @@
-"""Tests of the settings that are read from draft heads in the file format of every family."""
+"""Tests the settings that are read from draft heads, in each family's file format."""
 
 import json
 import subprocess
@@ -124,7 +124,7 @@ def test_names_of_tensors(stored, canonical):
     assert canonical_name(stored) == canonical
 
 
-# The ids at the top level of the file and in its eagle_config, the target's number of layers, and the
+# Columns: layer ids at the config's top level and in eagle_config, the target's number of layers, the
 # expected layers.
 @pytest.mark.parametrize(
     "top, nested, num_layers, aux_hidden_states",

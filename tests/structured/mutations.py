@@ -22,7 +22,7 @@ ODD = (
     [{}],
     ["a"],
 )
-Place = tuple[Any, Any]  # A dict or list, and the key or index of one of its parts.
+Place = tuple[Any, Any]  # (A dict or list, a key or index in it).
 
 
 def places(schema: Any) -> list[Place]:

@@ -121,7 +121,7 @@ def test_branches_with_the_same_schema_do_not_hide_another():
 
 
 class Tokens:
-    """Tokens of a text, each with the probabilities of the tokens that were likely at its position."""
+    """A text's tokens, and the probabilities of the likely tokens at each position."""
 
     def __init__(self, *steps):
         self.pieces, self.ids, self.confidences = [], [], []
@@ -169,9 +169,9 @@ def test_tokens_count_to_the_values_whose_bytes_they_contain():
     a, b = found["/a"], found["/b"]
     assert a.p == pytest.approx(0.5 * 0.6) and a.min == pytest.approx(0.5)
     assert a.entropy == pytest.approx(tokens.confidences[2].entropy)  # no byte of /a is in the previous token
-    assert others_of(a) == [({"begins": "2"}, 0.25)]  # white space is no other value
+    assert others_of(a) == [({"begins": "2"}, 0.25)]  # white space does not count as another value
     assert b.p == pytest.approx(0.9 * 0.75) and b.min == pytest.approx(0.75)
-    assert b.entropy == pytest.approx(tokens.confidences[5].entropy)  # `":n` leads to null
+    assert b.entropy == pytest.approx(tokens.confidences[5].entropy)  # the likely token `":n` begins null
     assert others_of(b) == [("xy", 0.25), (None, 0.05)]
 
 

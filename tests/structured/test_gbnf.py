@@ -1,5 +1,5 @@
-"""Test grammars in llama.cpp's and xgrammar's syntax: they allow exactly their texts, or the error names the
-line at fault.
+"""Tests grammars in llama.cpp's and xgrammar's syntax. A grammar allows exactly its texts, or the error names
+the faulty line.
 """
 
 import itertools
@@ -119,7 +119,7 @@ def test_json_is_json() -> None:
 
 
 def texts_of(rules: dict[str, Node], text: str) -> bool:
-    """Return whether the rules allow `text`, by computing each rule's ends at every position."""
+    """Return whether the rules allow `text`. Computes each rule's possible ends at every position."""
     ends: dict[tuple[str, int], set[int]] = {
         (name, at): set() for name in rules for at in range(len(text) + 1)
     }

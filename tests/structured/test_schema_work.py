@@ -1,4 +1,4 @@
-"""Tests that all comparisons between the branches of a schema count against one limit of work."""
+"""Tests that all comparisons between a schema's branches share a work limit."""
 
 import pytest
 

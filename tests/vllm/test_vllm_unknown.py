@@ -1,5 +1,5 @@
-"""Tests the recorder with an unknown vLLM: another version, fields that are new, missing or of another kind,
-or missing methods. The scheduler works as without the recorder, and a log line names the problem.
+"""Tests the recorder with an unknown vLLM version, with new, changed or missing fields, and with missing
+methods. The scheduler works as without the recorder, and a log line names the problem.
 """
 
 from types import SimpleNamespace

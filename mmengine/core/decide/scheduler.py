@@ -31,7 +31,7 @@ DECISION_VERSION = 1
 
 
 class Scheduler:
-    """Decides by this engine's rules. An instance has no state, so engines can share an instance."""
+    """Decides by this engine's rules. Instances have no state."""
 
     # Whether a request that is cancelled during a step ends before the step's result is applied.
     ends_leavers_first = False

@@ -28,7 +28,7 @@ _VICTIMS = {
 
 
 class Expected(NamedTuple):
-    """The rules' decision. `is_known`: whether this build can decide. It cannot if the log has other rules or
+    """The rules' decision. `is_known`: whether this build can decide. False if the log has other rules, or if
     the state is inconsistent.
     """
 

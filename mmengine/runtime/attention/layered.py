@@ -19,7 +19,7 @@ log = structlog.get_logger("mmengine.operators")
 
 class LayeredAttention:
     """Implements AttentionBackend with several backends. `fast`: a backend for plain layers, or the CPU
-    kernels, or None. A layer that shares another layer's KV uses the other layer's index in the pool.
+    kernels, or None. Layers that share KV use the same index in the pool.
     """
 
     captures = False

@@ -31,7 +31,7 @@ def attention() -> dict[str, str]:
 
 
 def automatic_attention() -> str:
-    """Return the backends that `attention="auto"` selects: on a GPU, if there is one, and on a CPU."""
+    """Return the backends that `attention="auto"` selects on a GPU (if available) and on a CPU."""
     usable = {name for name, text in attention().items() if text.startswith("usable")}
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-LINE = "mmengine.line"  # The key of the line in a scope's extensions. The value is {"line": Line}.
+LINE = "mmengine.line"  # Key in the extensions of an ASGI scope. The value is {"line": Line}.
 PING = b": ping\n\n"
 
 
@@ -23,7 +23,7 @@ class Line(Protocol):
 
     on_room: Callable[[], None] | None
     on_gone: Callable[[], None] | None
-    is_full: bool  # Whether the client reads slowly, so that writes wait in memory.
+    is_full: bool  # Whether the write buffer is full, because the client reads slowly.
 
     @property
     def is_gone(self) -> bool:
@@ -94,13 +94,13 @@ class EventStream:
     """An ASGI application that sends an answer as a stream of events.
 
     The source's listener writes all new frames in a single call. The stream's task wakes up only when the
-    stream ends. A client that reads slowly is disconnected if the line is full for `slow_reader_s` seconds,
-    or if more than `max_backlog` outputs are waiting.
+    stream ends. A slow client is disconnected if the write buffer is full for `slow_reader_s` seconds, or if
+    more than `max_backlog` outputs are waiting.
 
-    `sent` gets the number of written events. `to_api_error` converts an exception to the error that the
-    client receives. `ended` is called with the way in which the stream ended. When the stream's task is
-    cancelled, `interrupted` returns the way in which the stream ends and the error for the client. It returns
-    None if the server did not interrupt the stream. If the stream ends by "shutdown", the request continues.
+    `sent` is called with the number of written events. `to_api_error` converts an exception to the error that
+    the client receives. `ended` is called with the reason for the stream's end. If the stream's task is
+    cancelled, `interrupted` returns a reason and the error for the client, or None if the server did not
+    interrupt the stream. After the reason "shutdown", the request continues.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class EventStream:
             interrupted,
         )
         self._last = b""  # The last frames, which are sent together with the end of the body.
-        self._how = ""  # The way in which the stream ended.
+        self._how = ""  # Why the stream ended; "" while the stream continues.
         self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,8 +139,7 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            # The server omits the body of a response to HEAD, but does not omit bytes that are written to the
-            # line.
+            # For HEAD, the server omits the body, but not bytes that are written directly to the connection.
             if scope["method"] == "HEAD":
                 self._end("whole")
             else:
@@ -170,7 +169,7 @@ class EventStream:
             self._ended(self._how)
 
     def _pump(self) -> None:
-        """Write new frames. Called when output arrives, and when the line has room again."""
+        """Write new frames. Called when output arrives, and when the write buffer is no longer full."""
         if self._how:
             return
         if self._line.is_full:

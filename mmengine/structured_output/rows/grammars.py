@@ -67,7 +67,7 @@ class Grammars:
         self._compiler.wait(seconds)
 
     def error_of(self, request_id: str) -> str:
-        """Wait for a request's grammar. Returns the reason why it cannot be used, or ""."""
+        """Wait for a request's grammar. Returns why the grammar cannot be used, or ""."""
         held = self._held[request_id]
         while not held.is_done:
             self._compiler.wait(0.05)
@@ -79,7 +79,9 @@ class Grammars:
         return None if held is None else held.compiled
 
     def closer(self, request_id: str) -> Closer | None:
-        """Return a new Closer at the beginning of a request's answer, or None if completion is off."""
+        """Return a new Closer for a request, at the beginning of its answer. A Closer completes an answer
+        within its token budget. Returns None if completion is off.
+        """
         compiled = self.compiled(request_id)
         made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
@@ -90,7 +92,7 @@ class Grammars:
         return made
 
     def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """Return functions that return matchers for the request's draft grammars.
+        """Return matcher factories for the request's draft grammars.
 
         A draft grammar allows fewer texts than the grammar but forces more tokens. Returns None while draft
         grammars are being compiled.

@@ -3,8 +3,8 @@ row per task and a column per draft count.
 
     python -m mmengine_shapes.training.head_evaluate [--head FOLDER] [--items 200] [--tasks json describe]
 
-Target and head are both greedy, so an engine's passes can be computed exactly (`head_simulate`). The target's
-own token is counted, so a pass without drafts yields 1.
+Target and head are both greedy, so an engine's passes can be computed exactly (`head_simulate`). A pass
+without accepted drafts yields 1 token.
 """
 
 import argparse

@@ -27,8 +27,8 @@ _video_refusals: dict[Path, str] = {}  # Reasons found at load, by model folder.
 
 
 def refuse_videos(folder: Path, reason: str) -> None:
-    """Record that the model in `folder` cannot encode videos, so that this process' processor refuses them.
-    Images do not need the video half, so the model is served without videos.
+    """Record why the model in `folder` cannot encode videos. This process's processor then refuses videos,
+    but still accepts images.
     """
     _video_refusals[folder.resolve()] = reason
 

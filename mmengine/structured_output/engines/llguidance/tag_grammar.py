@@ -2,8 +2,9 @@
 
 The tags become a Lark grammar, and each schema in a tag becomes a JSON Schema or Lark grammar.
 
-Free text before a trigger is a lazy lexeme: it ends at the trigger's first occurrence, and a tag must follow.
-Free text never contains special tokens, so a trigger with a special token needs no lazy lexeme.
+Free text before a trigger is a lazy lexeme (shortest match): it ends at the trigger's first occurrence, and a
+tag must follow. A trigger with a special token needs no lazy lexeme, because free text contains no special
+tokens.
 """
 
 import json
@@ -78,9 +79,7 @@ class _Pieces:
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """Return the rules for free text that ends with the trigger. The rule `open_n` matches the free text
-        before a tag.
-        """
+        """Return the rules for free text up to and including the trigger. The main rule is `open_n`."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]

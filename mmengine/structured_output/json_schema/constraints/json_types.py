@@ -2,11 +2,10 @@
 
 A constraint combines the keywords of all schemas that apply to a value.
 
-A part is an item or a property. A `Conjunction` is the schema for a part: a tuple with the places of all
-schemas that must hold. A place is an index into the document's list of schemas. The empty tuple is the schema
-`true`. A shape maps each allowed JSON type to a constraint. Intersecting two constraints only joins tuples of
-places. shapes.py expands a conjunction only when its shapes are needed, so a recursive schema needs no
-special treatment in this module.
+A `Conjunction` has the indices of all schemas that an item or a property must satisfy. The indices (places)
+refer to the document's list of schemas. The empty tuple is the schema `true`. A shape maps each allowed JSON
+type to a constraint. Intersecting two constraints only joins conjunctions. shapes.py expands a conjunction
+when its shape is needed. Recursive schemas therefore need no special treatment in this module.
 """
 
 from fractions import Fraction
@@ -23,16 +22,15 @@ from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.work import spend_work
 
 MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns in an intersection.
-INTERSECTION_COST = 20  # Steps for each intersection, in addition to the steps for its patterns.
-# Maximum number of patterns that a string must match together. The grammar engine's states for their
-# intersection may double with each pattern.
+INTERSECTION_COST = 20  # Steps for each intersection, without the steps for its patterns.
+# Maximum number of patterns for a string. Each pattern may double the number of states in the grammar engine.
 MAX_PATTERNS = 16
 MAX_STEPS = 100_000  # Maximum number of steps to match listed string values against a pattern.
 
 Conjunction = tuple[int, ...]
 Limit = tuple[Fraction, bool]  # (value, whether the limit is exclusive).
-# (keyword, pointer, reason) of keywords that cannot be enforced. The schema is refused if the constraint is
-# used.
+# (keyword, pointer, reason) for keywords that cannot be enforced. If such a constraint is used, the schema is
+# refused.
 Blocked = tuple[tuple[str, str, str], ...]
 
 
@@ -54,7 +52,7 @@ class Number(msgspec.Struct, frozen=True):
     high: Limit | None = None
     multiple: Fraction | None = None
     values: tuple[Fraction, ...] | None = None
-    # The number is a multiple of none of these steps. The step 1 excludes whole numbers.
+    # Multiples of these steps are not allowed. The step 1 excludes whole numbers.
     excluded: tuple[Fraction, ...] = ()
     blocked: Blocked = ()
 
@@ -70,8 +68,8 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """The step between allowed numbers, or None. For example, a whole number that is a multiple of 3/10
-        is a multiple of 3, so the step is 3.
+        """The step between allowed numbers, or None. For example, whole numbers that are multiples of 3/10
+        are multiples of 3.
         """
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
@@ -113,8 +111,8 @@ class Array(msgspec.Struct, frozen=True):
 class Object(msgspec.Struct, frozen=True, eq=False):
     """A constraint on objects.
 
-    `patterns` is keyed by the pattern's text. A named property's conjunction already includes the schemas of
-    patterns that match the property's name.
+    `patterns` is keyed by the pattern's text. A named property's conjunction already includes the schemas
+    from matching patterns.
     """
 
     properties: dict[str, Conjunction] = {}
@@ -125,7 +123,7 @@ class Object(msgspec.Struct, frozen=True, eq=False):
     high: int | None = None
     blocked: Blocked = ()
     names: Conjunction = ()  # The schema in propertyNames, which key_patterns.py merges into the patterns.
-    # Groups of names in schema order. The groups may come in any order.
+    # Groups of property names. Within a group, the schema's order applies. The groups may come in any order.
     groups: tuple[tuple[str, ...], ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -306,8 +304,7 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys that match this pattern may also match a pattern of `other`, and `other.rest` does not
-            # apply to such keys.
+            # Keys may match this pattern and a pattern in `other`. `other.rest` does not apply to these keys.
             if other.patterns and other.rest:
                 try:
                     left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])

@@ -1,9 +1,9 @@
 """Matches names and values against patterns in bounded time, and refuses patterns with too many simultaneous
 states.
 
-Python's own matcher backtracks, and some patterns would block the process for longer than a client waits.
-This module's matcher follows all possible states of a pattern at once, so its time is at most proportional to
-states times characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+Python's own matcher backtracks, and some patterns would block the process for too long. This module's matcher
+follows all states of a pattern at once. Its time is at most proportional to states times characters (K.
+Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
@@ -16,7 +16,7 @@ MAX_ACTIVE_STATES = (
     # an answer.
     150
 )
-PROBE_LENGTH = 48  # Length of the text with which the number of states is checked.
+PROBE_LENGTH = 48  # Length of the text that is tried when the number of states is checked.
 MAX_PROBE_CHARACTERS = 8  # Maximum number of different characters to try.
 
 
