@@ -2,7 +2,8 @@
 groups).
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window. A
-request frees a block of such a group when no later query can see the block's keys.
+request frees a block of such a group when no later query can see the block's keys. If all layers have a
+window, the only group has the longest window.
 
 A log of vLLM has the groups in vLLM's order, so its first group may have a window.
 """
@@ -13,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 MAX_GROUPS = 64
+MAX_LENGTH = 2**24  # The maximum length in tokens of a request if windows free its blocks.
 
 
 class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,9 +32,11 @@ def groups_problem(groups: Sequence[BlockGroup]) -> str | None:
     """Return an error text for groups that contradict each other, or None if the groups are valid."""
     if not groups:
         return None
-    if len(groups) < 2:
-        return "one group needs no block_groups"
-    if groups[0].window:
+    if len(groups) == 1 and not groups[0].window:
+        return "one group without a window needs no block_groups"
+    if len(groups) == 1 and groups[0].window == 1:
+        return "the window of the only group is 1; it must be at least 2"
+    if len(groups) > 1 and groups[0].window:
         return f"the first group has a window of {groups[0].window}; its layers must see all keys"
     for number, group in enumerate(groups[1:], 1):
         if not group.window:
@@ -51,7 +55,7 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
     """
     count = -(-num_tokens // block_size)
     spans = [group.window - 1 + longest_chunk for group in groups if group.window]
-    num_full = max(1, len(groups) - len(spans))
+    num_full = len(groups) - len(spans) or not groups
     return count * num_full + sum(min(count, -(-span // block_size) + 1) for span in spans)
 
 
@@ -64,11 +68,14 @@ def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
 
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:
-    """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks.
+    """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks. The length
+    is at most 2**24 if all groups have a window and the blocks of these windows fit.
 
     `num_blocks` does not count the dummy block, which no request uses.
     """
-    low, high = 0, max(0, num_blocks)  # in blocks of the first group
+    all_windows = bool(groups) and all(group.window for group in groups)
+    # In blocks of the first group.
+    low, high = 0, MAX_LENGTH // block_size if all_windows else max(0, num_blocks)
     while low < high:
         middle = (low + high + 1) // 2
         if most_blocks(groups, middle * block_size, block_size, longest_chunk) <= num_blocks:

@@ -46,6 +46,13 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
         """
         return len(self.block_groups) or 1
 
+    @property
+    def uniform_window(self) -> int:
+        """Return the window of the only block group, or 0 if a group has no window. vLLM's rules have no
+        such group.
+        """
+        return self.block_groups[0].window if len(self.block_groups) == 1 and not self.compat else 0
+
     def most_blocks(self, num_tokens: int) -> int:
         """Return the maximum number of blocks, over all groups, for a request with `num_tokens` tokens."""
         return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)

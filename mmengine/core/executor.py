@@ -116,7 +116,9 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     input_ids: np.ndarray  # int32 [t], the rows' tokens, row by row; only a row's last token may be PENDING
     token_index: np.ndarray  # int32 [t], position of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
-    block_table: np.ndarray  # int32 [n, b], b = number of blocks of the longest row; 0 past a row's end
+    # int32 [n, b], b = number of blocks of the longest row; 0 past a row's end. If all layers have a window,
+    # entries before the window have arbitrary values.
+    block_table: np.ndarray
     sample: np.ndarray  # int32 [s], the rows that sample, as ascending indices among the n rows
     admitted: tuple[Admission, ...] = ()
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding

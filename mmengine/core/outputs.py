@@ -10,6 +10,7 @@ import numpy as np
 from mmengine.core.decide.stalls import NO_PROGRESS, THRASH
 from mmengine.core.executor import PooledVector, PromptLogprobs
 from mmengine.core.observer import Observer
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.draft_counts import DraftCounts, StepDrafts
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
@@ -235,11 +236,11 @@ class StatsCounter(Observer):
                 stats.device_ns += event.device_ns
             case ev.Scheduled(encode=encode):
                 stats.num_encoded_items += len(encode)
-            case ev.Admitted(request_id=name, encode=encode, cached_blocks=cached):
+            case ev.Admitted(request_id=name, encode=encode):
                 req_state = self._state.requests[name]
                 stats.num_encoded_items += len(encode)
                 stats.num_encoder_hits += len(req_state.held_media) - len(encode)
-                stats.num_cached_tokens += len(cached) // 4 * self._state.block_size
+                stats.num_cached_tokens += hit_tokens(self._state, event)
                 stats.num_looked_up_tokens += len(req_state.tokens)
             case ev.Encoded(request_id=name, index=index, until=until):
                 stats.num_encoded_items += until >= self._state.requests[name].media_work[index]

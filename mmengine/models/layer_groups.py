@@ -26,8 +26,12 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     for owner in sorted({layer.kv_layer for layer in spec.attention}):
         kinds.setdefault(_window_of(spec.attention, owner, max_model_len), []).append(owner)
     full = kinds.pop(0, [])
-    if not full or not kinds:
+    if not kinds:
         return ()
+    if not full:
+        # A block's content includes the previous block's, so the window must reach into the previous block.
+        longest, layers = max(kinds), sum(kinds.values(), [])
+        return (BlockGroup(longest, tuple(sorted(layers))),) if longest > 1 else ()
     size = len(full)
     groups = [BlockGroup(0, tuple(full))]
     for window, layers in sorted(kinds.items()):

@@ -11,6 +11,7 @@ import numpy as np
 from mmengine.core.state.columns import RUNS_ON
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
+from mmengine.core.state.uniform_window import first_needed
 
 
 def broken_references(state: State) -> Iterator[str]:
@@ -32,7 +33,8 @@ def broken_references(state: State) -> Iterator[str]:
 def _held_blocks(state: State) -> np.ndarray:
     held = np.zeros(state.blocks.num_blocks, np.int32)
     for row in (*state.running.tolist(), *state.leaving):
-        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
+        table = state.block_table[row, : state.num_blocks[row]]
+        np.add.at(held, table[table != 0] if state.config.uniform_window else table, 1)
         if state.num_groups > 1:
             np.add.at(held, state.windows.held_by(row, state.num_blocks[row]), 1)
     for name in state.fetching:
@@ -74,6 +76,8 @@ def broken_windows(state: State) -> Iterator[str]:
     hold no further blocks in these groups.
     """
     rows = state.running
+    if len(rows) and state.config.uniform_window:
+        yield from _broken_uniform_window(state, rows)
     if state.num_groups == 1 or not len(rows):
         return
     windows = state.windows
@@ -97,6 +101,21 @@ def broken_windows(state: State) -> Iterator[str]:
             f"{group + 1}; its next query reads from number {int(needed[group, place])} on"
         )
     yield from _wrong_contents(state, rows, tables, due & (numbers < state.num_filled[rows][:, None]))
+
+
+def _broken_uniform_window(state: State, rows: np.ndarray) -> Iterator[str]:
+    """Check the same for the only block group, in whose table a released block is 0."""
+    numbers = np.arange(state.block_table.shape[1])
+    needed = first_needed(state.config, state.num_computed[rows] - state.scheduled[rows])
+    idle = (state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)
+    is_due = (numbers >= needed[:, None]) & (numbers < state.num_blocks[rows][:, None])
+    is_held = state.block_table[rows] != 0
+    for place, number in np.argwhere((is_due != is_held) & idle[:, None])[:1].tolist():
+        yield (
+            f"row {int(rows[place])} {'holds' if is_held[place, number] else 'lacks'} the block with number "
+            f"{number}; it should hold the numbers {int(needed[place])} to "
+            f"{int(state.num_blocks[rows[place]]) - 1}"
+        )
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:

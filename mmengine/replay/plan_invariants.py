@@ -41,8 +41,11 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     yield from _broken_windows(state, plan, owners, positions)
     width = plan.block_table.shape[1]
     tables = state.block_table[rows, :width]
-    if len(rows) and (plan.block_table[:, : tables.shape[1]] != tables).any():
-        row = int(rows[np.flatnonzero((plan.block_table != tables).any(axis=1))[0]])
+    other = plan.block_table[:, : tables.shape[1]] != tables
+    if state.config.uniform_window:
+        other &= tables != 0
+    if other.any():
+        row = int(rows[np.flatnonzero(other.any(axis=1))[0]])
         yield f"the plan's block table of row {row} is not the row's"
     flight = state.flights[-1].sampled if state.flights else state.sampled_rows()
     if not np.array_equal(rows[plan.sample], flight):

@@ -22,7 +22,7 @@ from mmengine.simulation.device import embeds_of
 from mmengine.simulation.sampled_rows import pooled_vectors
 from mmengine.simulation.simulated_rules import add_prompts, prompt_value, run_value
 from mmengine.simulation.simulated_states import SimulatedStates
-from mmengine.simulation.simulated_windows import SimulatedWindows
+from mmengine.simulation.simulated_windows import SimulatedWindows, UniformWindow
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -82,6 +82,9 @@ class SimulatedExecutor:
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._windows = SimulatedWindows(config, self._values)
+        self._uniform_window: UniformWindow | None = None
+        if config.uniform_window:
+            self._uniform_window = UniformWindow(config, self._values, self._sums)
         self._features: dict[bytes, int] = {}
         self._part: EncodePart | None = None  # the last encoder part, if its media item is incomplete
         self._requests: list[Request | None] = [None] * config.max_num_seqs
@@ -175,6 +178,9 @@ class SimulatedExecutor:
         if self._whole_prompt:
             add_prompts(plan, self._requests, values)
         self._values[plan.slot_mapping] = values
+        if self._uniform_window is not None:
+            self._uniform_window.run(plan)
+            return
         starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
         sums = np.cumsum(values, dtype=np.uint64)
         before = self._sums_before(plan)

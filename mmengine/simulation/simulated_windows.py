@@ -1,4 +1,4 @@
-"""Simulates the KV of block groups with a sliding window, to detect wrong block tables.
+"""Simulates the KV of layers with a sliding window, to detect wrong block tables.
 
 Each slot contains a number that depends on the row's tokens up to the slot. A wrong number shows that a block
 was released too early, was overwritten, or contains another prefix.
@@ -45,6 +45,32 @@ class SimulatedWindows:
 
     def _slots(self, table: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return table[positions // self._size].astype(np.int64) * self._size + positions % self._size
+
+
+class UniformWindow:
+    """Writes and checks the slots of a model whose layers all have a window. `values`, `sums` (uint64): each
+    slot's number, and the sum of the row's numbers up to the slot.
+    """
+
+    def __init__(self, config: EngineConfig, values: np.ndarray, sums: np.ndarray):
+        self._window, self._size = config.uniform_window, config.block_size
+        self._values, self._sums = values, sums
+
+    def run(self, plan: StepPlan) -> None:
+        """Write the sums of the step's tokens, whose numbers must have been written before. If a key in the
+        window of a row's queries is wrong, the row's sums become wrong.
+        """
+        for place, (start, count) in enumerate(
+            zip(plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
+        ):
+            positions = np.arange(max(0, start - self._window + 1), start + count)
+            slots = plan.block_table[place, positions // self._size].astype(np.int64) * self._size
+            slots += positions % self._size
+            new = slots[len(slots) - count :]
+            before = self._sums[slots[-count - 1]] if start else np.uint64(0)
+            self._sums[new] = before + np.cumsum(self._values[new], dtype=np.uint64)
+            wrong = np.diff(self._sums[slots]) != self._values[slots[1:]]
+            self._sums[new] += np.uint64(wrong.sum()) * _FACTOR
 
 
 def _mixed(sums: np.ndarray, group: int) -> np.ndarray:

@@ -76,7 +76,8 @@ SIZES: dict[str, dict[str, object]] = {
     "mistral": {**BASE, "head_dim": 16, "sliding_window": 12},
     "mixtral": {**BASE, **EXPERTS, "head_dim": 16, "sliding_window": None},
     "olmo2": BASE,
-    "phi3": BASE,
+    "phi3": {**BASE, "sliding_window": 12},
+    "starcoder2": {**BASE, "sliding_window": 12},
 }
 
 

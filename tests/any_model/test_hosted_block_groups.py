@@ -10,10 +10,11 @@ from tests.any_model.catalogue import write
 PROMPTS = ["the quick brown fox " * 5, "a b c d e f", "the quick brown fox " * 4 + "sleeps"]
 
 
-def answers(folder):
+def answers(folder, **changes):
     """Return the engine's settings, its answers, and the peak KV bytes in use."""
     settings = {"max_model_len": 160, "token_budget": 16, "max_num_seqs": 4, "block_size": 4}
-    engine = Engine(str(folder), dtype="float32", **settings)
+    settings["model_impl"] = "transformers"
+    engine = Engine(str(folder), dtype="float32", **(settings | changes))
     built = engine.built
     state, most = built.core.state, 0
     step = built.core.step
@@ -45,3 +46,20 @@ def test_windows_give_equal_tokens_with_less_kv(kind, tmp_path, monkeypatch):
     assert not config.block_groups
     assert found == wanted
     assert most_bytes < 0.85 * most_bytes_before
+
+
+def test_with_windows_in_all_layers_the_kv_does_not_grow_with_the_length(tmp_path, monkeypatch):
+    """Compare the answers and blocks of a model like Mistral 7B v0.1 with those of a whole cache."""
+    folder = tmp_path / "mistral"
+    write("mistral", folder)
+    config, found, most_bytes = answers(folder, max_num_seqs=1)
+    assert config.block_groups == (BlockGroup(12, (0, 1, 2, 3)),)
+    # The longest request has 149 tokens, which are 38 blocks of 4 tokens. A chunk of 16 tokens and the window
+    # before this chunk need 8.
+    block_bytes = 4 * 4 * 2 * 2 * 16 * 4
+    assert most_bytes <= config.most_blocks(160) * block_bytes == 8 * block_bytes
+    assert found == answers(folder)[1] == answers(folder, spec="suffix", num_draft_tokens=6)[1]
+    monkeypatch.setattr(sizing, "block_groups", lambda spec, longest: ())
+    config, wanted, most_bytes_before = answers(folder, max_num_seqs=1)
+    assert not config.block_groups and found == wanted
+    assert most_bytes < 0.3 * most_bytes_before

@@ -285,7 +285,7 @@ def test_the_longest_row_fits_and_a_longer_one_does_not(windows, num_blocks, siz
 
 
 REFUSED = {
-    "one group needs no block_groups": {"block_groups": GROUPS[:1]},
+    "one group without a window needs no block_groups": {"block_groups": GROUPS[:1]},
     "must see all keys": {"block_groups": GROUPS[1:]},
     "group 1 has no window": {"block_groups": (GROUPS[0], BlockGroup(0, (7,)))},
     "a layer is in two groups": {"block_groups": (*GROUPS, BlockGroup(9, (1,)))},

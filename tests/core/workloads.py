@@ -87,6 +87,20 @@ def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
     rng = random.Random(seed)
     windows = sorted(rng.choice([1, 2, 5, 9, 24, 200]) for _ in range(rng.randint(1, 3)))
     groups = (BlockGroup(0, (0,)), *(BlockGroup(window, (1 + n,)) for n, window in enumerate(windows)))
+    return _with_groups(config, groups, rng)
+
+
+def with_uniform_window(config: EngineConfig, seed: int) -> EngineConfig | None:
+    """Return `config` with a window in all layers, and with a pool as in `with_windows`. Returns None if the
+    settings do not support block groups.
+    """
+    if config.compat or config.num_state_slots or config.lookahead_tokens:
+        return None
+    rng = random.Random(seed)
+    return _with_groups(config, (BlockGroup(rng.choice([2, 3, 5, 9, 24, 60]), (0, 1)),), rng)
+
+
+def _with_groups(config: EngineConfig, groups: tuple[BlockGroup, ...], rng: random.Random) -> EngineConfig:
     preempt_mode = "auto" if config.preempt_mode == "swap" else config.preempt_mode
     config = msgspec.structs.replace(
         config, block_groups=groups, swap_blocks=0, preempt_mode=preempt_mode, num_blocks=2

@@ -49,13 +49,18 @@ def test_layers_with_one_window_are_cut_into_groups_of_the_full_layers_number():
     "windows, longest",
     [
         ([0, 0, 0], 4096),  # no window
-        ([7, 7, 7], 4096),  # no layer sees all keys
+        ([1, 1], 4096),  # a window that does not reach into the previous block
         ([7, 0, 7, 0], 7),  # no request is longer than the window
         ([7, 0, 0, 0, 0], 4096),  # the window's blocks would be mostly empty
     ],
 )
 def test_groups_that_save_nothing_are_not_made(windows, longest):
     assert groups_of(windows, longest) == []
+
+
+def test_windows_in_all_layers_are_one_group_with_the_longest_window():
+    assert groups_of([7, 7, 7]) == [(7, (0, 1, 2))]
+    assert groups_of([7, 9, 7]) == [(9, (0, 1, 2))]
 
 
 def test_layers_belong_to_the_group_whose_kv_they_read():

@@ -14,6 +14,7 @@ from mmengine.core.decide.whole_runs import whole_chunk
 from mmengine.core.state.blocks import threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.read_only import RequestView
+from mmengine.core.state.uniform_window import num_skipped
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -197,7 +198,7 @@ class Admission:
             encode=tuple(draft.encode),
             evict=tuple(draft.evict),
             num_computed=ev.AS_CACHED
-            if start.num_computed == len(cached) * view.block_size and view.num_groups == 1
+            if start.num_computed == len(cached) * view.block_size and not view.config.block_groups
             else start.num_computed,
             copy=(start.copy_from, int(new[0])) if start.copy_from != NO_BLOCK else None,
             swap_in=start.swap_in,
@@ -235,13 +236,13 @@ def blocks_held(view: View, start: Start, length: int) -> int:
     """Return how many blocks, in all groups, a row holds after `start` and `length` more tokens."""
     count = blocks_for(view, start.num_computed + length)
     if view.num_groups == 1:
-        return count
+        return count - num_skipped(view.config, start.num_computed)
     return count * view.num_groups - int(view.windows.first_needed(start.num_computed).sum())
 
 
 def most_blocks(view: View, num_tokens: int) -> int:
     """Return the maximum number of blocks, in all groups, for a row with `num_tokens` tokens."""
-    return blocks_for(view, num_tokens) if view.num_groups == 1 else view.config.most_blocks(num_tokens)
+    return view.config.most_blocks(num_tokens) if view.config.block_groups else blocks_for(view, num_tokens)
 
 
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:

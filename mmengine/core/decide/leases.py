@@ -58,10 +58,10 @@ def is_computed(view: View, req_state: RequestView) -> bool:
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the row's full blocks, up to the limit for one session. With several block groups, return no
-    blocks: a prefix hit would also need the window groups' blocks.
+    """Return the row's full blocks, up to the limit for one session. With windows, return no blocks: a prefix
+    hit would also need blocks that the row has released, or blocks of other groups.
     """
-    if view.num_groups > 1:
+    if view.config.block_groups:
         return NO_BLOCKS
     count = min(int(view.num_filled[req_state.row]), view.config.most_leased)
     return np.asarray(view.block_table[req_state.row, :count]).copy()

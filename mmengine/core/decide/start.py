@@ -13,6 +13,7 @@ from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
+from mmengine.core.state.uniform_window import num_skipped
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.request import Request, run_start
@@ -55,6 +56,8 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
         start = _from_state(view, cached)
     elif view.num_groups > 1:
         start = Start(*window_hits(view, req_state, cached))
+    elif skipped := num_skipped(view.config, start.num_computed):
+        start = Start(cached[skipped:], start.num_computed)
     if req_state.num_swapped > start.num_computed:
         return Start(cached[:0], req_state.num_swapped, swap_in=True)
     return start
@@ -98,7 +101,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
         return None  # a step copies blocks first, so the leader's KV must exist before the step
-    if view.config.num_state_slots or view.num_groups > 1:
+    if view.config.num_state_slots or view.config.block_groups:
         return _NOTHING_SHARED  # models with recurrent states or windows share only by prefix hits
     last = req_state.num_prompt - 1
     if view.config.atomic_runs:

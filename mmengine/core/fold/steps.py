@@ -19,6 +19,7 @@ from mmengine.core.fold.rows import (
     weigh_drafts,
 )
 from mmengine.core.fold.states import pass_kept
+from mmengine.core.fold.uniform_window import release_before_window
 from mmengine.core.fold.windows import release_windows
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
@@ -127,6 +128,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
             release_media(state, row, reached)
     if state.num_groups > 1 and not state.has_lazy_windows:
         release_windows(state, flight)
+    if state.config.uniform_window:
+        release_before_window(state, flight)
     if state.suspects:
         for row in sampled[state.ended[sampled] < BROKEN].tolist():
             state.clear_suspicion(state.requests_by_row[row])

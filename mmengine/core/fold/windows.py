@@ -38,6 +38,8 @@ def release_blocks(state: State, row: int) -> None:
     """Release all blocks of a row."""
     num_blocks = int(state.num_blocks[row])
     first = state.block_table[row, :num_blocks]
+    if state.config.uniform_window:
+        first = first[first != 0]
     if state.has_lazy_windows:
         others = state.windows.by_group(row, num_blocks)
         for blocks in state.windows.in_settings_order(first, others):

@@ -149,12 +149,12 @@ class Groups(Protocol):
     @property
     def block_size(self) -> int: ...
     @property
-    def num_groups(self) -> int: ...
+    def config(self) -> EngineConfig: ...
 
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
     """Return how many tokens an admission's prefix hits contain."""
-    if state.num_groups > 1:  # `cached_blocks` has blocks from all groups
+    if state.config.block_groups:  # `cached_blocks` has the blocks in the windows, from all groups
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 

@@ -89,7 +89,7 @@ class WideColumns(Generic[Array]):
     """Columns of shape [row, width] and dtype int32."""
 
     token_ids: Array  # [row, position]: the known tokens, then the drafts
-    block_table: Array  # [row, block number in the row]: block ids; 0 after the row's last block
+    block_table: Array  # [row, block number in the row]: block ids; 0 for a block that the row does not hold
 
 
 class Columns(RowColumns[Array], FlightColumns[Array], StateColumns[Array], WideColumns[Array]):

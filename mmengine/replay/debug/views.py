@@ -74,7 +74,8 @@ def owners_of(state: State) -> dict[int, list[str]]:
         held = state.requests_by_row[row]
         name = f"row {row}" if held is None else held.request.request_id
         for number, block in enumerate(state.block_table[row, : state.num_blocks[row]].tolist()):
-            owners.setdefault(block, []).append(f"{name}[{number}]")
+            if block:
+                owners.setdefault(block, []).append(f"{name}[{number}]")
         for group, table in enumerate(state.windows.tables[:, row], 1):
             for number in np.flatnonzero(table).tolist():
                 owners.setdefault(int(table[number]), []).append(f"{name}[{number}] of group {group}")

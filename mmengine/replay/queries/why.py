@@ -290,7 +290,7 @@ class _Inquiry:
         if event.swap_in:
             text = f"The KV of {req_state.num_swapped} tokens was swapped in from the host."
             self._claim(record, "swap in", text, tokens=req_state.num_swapped)
-        elif event.num_computed >= 0 and self.state.num_groups == 1:
+        elif event.num_computed >= 0 and not self.state.config.block_groups:
             text = f"Shares the prompt computed by {self._request.group}: {event.num_computed} tokens."
             self._claim(record, "group", text, tokens=event.num_computed)
         elif isinstance(event, ev.AdmittedWithState) and event.num_shared > cached:

@@ -5,6 +5,7 @@ import numpy as np
 from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
+from mmengine.core.state.uniform_window import num_skipped
 from mmengine.events import vocabulary as ev
 from mmengine.replay.findings import BrokenRule
 from mmengine.replay.rules.common import (
@@ -42,7 +43,7 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
         if (broken := next(rules, None)) is not None:
             yield broken
             return
-    if state.num_groups > 1:
+    if state.config.block_groups:
         problem = _wrong_groups(state, cached, new, start)
         if problem is not None:
             text = f"request {name!r:.80} starts with {problem}"
@@ -50,8 +51,11 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
             return
         hits = start // state.block_size
         yield from check_new_blocks(state, new[~np.isin(new, cached)])
-        yield from _window_hits(state, event, cached, start)
-        cached, new = cached[:hits], new[:: state.num_groups]
+        if state.num_groups > 1:
+            yield from _window_hits(state, event, cached, start)
+            cached, new = cached[:hits], new[:: state.num_groups]
+        skipped = np.zeros(num_skipped(state.config, start), np.int32)
+        cached = np.concatenate((skipped, cached))  # as in the row's block table
     if event.num_tokens < 1 or start < 0 or reach > most or len(cached) + len(new) > width:
         text = f"request {name!r:.80} starts after {start} tokens with {event.num_tokens} tokens in "
         text += f"{len(cached) + len(new)} blocks; a row holds {most} tokens in {width} blocks"
@@ -74,8 +78,8 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     size, name = state.block_size, event.request_id
     if not state.constants.knows_contents:
         return
-    if len(np.unique(cached)) < len(cached):
-        twice = len(cached) - len(np.unique(cached))
+    skipped = num_skipped(state.config, start)
+    if (twice := len(cached) - skipped - len(np.unique(cached[skipped:]))) > 0:
         text = f"request {name!r:.80} starts with {len(cached)} prefix hits, {twice} of them counted twice"
         yield BrokenRule("hits", text, len(cached), len(cached) - twice)
     hit = len(cached) * size
@@ -93,7 +97,9 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     ahead, whole_prompt = state.constants.media_ahead, state.config.whole_prompt
     extras = block_extras(req_state.request, 0, known, size, ahead, whole_prompt)
     found = state.blocks.find_first(tokens, extras)
-    same = int(np.cumprod(found == cached[: len(found)]).sum())
+    is_same = found == cached[: len(found)]
+    is_same[:skipped] = True
+    same = int(np.cumprod(is_same).sum())
     if same < len(cached):
         text = f"request {name!r:.80} starts with {len(cached)} prefix hits, but {same} of these blocks hold "
         yield BrokenRule("hits", text + "its prefix", len(cached), same)
@@ -106,7 +112,7 @@ def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int)
     if not 0 <= start < state.block_table.shape[1] * size or not is_whole:
         return f"{start} computed tokens, which are not whole blocks in a row's table"
     hits = start // size
-    expected = hits * groups - int(state.windows.first_needed(start).sum())
+    expected = hits * groups - int(state.windows.first_needed(start).sum()) - num_skipped(state.config, start)
     if len(cached) != expected:
         return f"{len(cached)} prefix hits in {groups} block groups; {start} computed tokens need {expected}"
     if len(new) % groups or hits + len(new) // groups > state.block_table.shape[1]:

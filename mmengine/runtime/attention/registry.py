@@ -46,8 +46,8 @@ def make_backend(
     groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
     """Return the backend `name`. Layers that need more than plain causal attention are computed by the CPU
-    kernels, or by torch if the CPU kernels cannot be used. With block `groups`, each group has its own
-    backend.
+    kernels, or by torch if the CPU kernels cannot be used. With several block `groups`, each group has its
+    own backend.
 
     "auto" tries the backends in the device's order of preference, and selects the first backend that supports
     the pool and the model's shape, or torch if none does. With `batch_invariant`, a row's result has the same
@@ -56,9 +56,9 @@ def make_backend(
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.
     """
-    if groups:
-        if problem := groups_unfit(spec, groups):
-            raise ConfigError(f"block_groups do not describe this model: {problem}")
+    if groups and (problem := groups_unfit(spec, groups)):
+        raise ConfigError(f"block_groups do not describe this model: {problem}")
+    if len(groups) > 1:
         return GroupedAttention(
             spec, groups, lambda own: make_backend(name, own, kv, batch_invariant=batch_invariant)
         )

@@ -1,0 +1,37 @@
+"""Releases the blocks before the window if all layers of the model have a window."""
+
+import numpy as np
+
+from mmengine.core.fold.rows import fill_with_result
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.state import State
+from mmengine.core.state.uniform_window import first_needed
+from mmengine.ragged import counting
+
+
+def release_before_window(state: State, flight: Flight) -> None:
+    """Release the blocks that no later query of the step's rows reads. Call this function after the step's
+    tokens were applied and rejected drafts were removed.
+    """
+    rows, table = flight.rows, state.block_table
+    computed = state.num_computed[rows]
+    if flight.num_computed is not None:  # a later step in flight may begin at this token
+        computed = np.minimum(computed, flight.num_computed)
+    needed = first_needed(state.config, computed)
+    if not needed.any():
+        return
+    if state.config.enable_prefix_caching:
+        # The content of a released block cannot be recorded any more. Blocks that this step completed by
+        # accepted drafts are not recorded yet.
+        late = needed > state.num_filled[rows]
+        if late.any():
+            fill_with_result(state, rows[late])
+        needed = np.minimum(needed, state.num_filled[rows])
+    ripe = (needed > 0) & (table[rows, needed - 1] != 0)
+    if not ripe.any():
+        return
+    rows, needed = rows[ripe], needed[ripe]
+    owners, numbers = np.repeat(rows, needed), counting(needed)
+    blocks = table[owners, numbers]
+    table[owners, numbers] = 0
+    state.blocks.release_shared(blocks[blocks != 0])
