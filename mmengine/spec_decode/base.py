@@ -26,7 +26,25 @@ class Proposed(NamedTuple):
     counts: np.ndarray
 
 
+def within_vocabulary(token_ids: np.ndarray, counts: np.ndarray, vocab_size: int) -> Proposed:
+    """Cut each row's drafts before the first token that has no logit. A prompt has such tokens if the logits
+    do not cover the placeholders of media. For the arguments, see Proposed.
+    """
+    if not len(token_ids) or token_ids.max() < vocab_size:
+        return Proposed(token_ids, counts)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    beyond = np.cumsum(token_ids >= vocab_size)
+    starts = np.cumsum(counts) - counts
+    before = np.concatenate(([0], beyond))[starts]  # how many such tokens are before the row's first draft
+    kept = beyond == before[owners]
+    return Proposed(token_ids[kept], np.bincount(owners[kept], minlength=len(counts)))
+
+
 class Drafter(Protocol):
+    """Proposes drafts. A class with an attribute `copies_text` that is true copies tokens of prompts; tokens
+    without logits are then removed from its drafts.
+    """
+
     name: str
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:

@@ -22,6 +22,7 @@ class NgramDrafter:
     """The drafter `ngram`, which takes 64 KiB of memory for each row."""
 
     name = "ngram"
+    copies_text = True
 
     def __init__(self, max_rows: int):
         self._indices = [GramIndex(size, TABLE_BITS, max_rows) for size in SIZES]

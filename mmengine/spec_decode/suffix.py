@@ -25,6 +25,7 @@ class SuffixDrafter:
     """The drafter `suffix`, which keeps the last 2^18 answer tokens in 10 MiB."""
 
     name = "suffix"
+    copies_text = True
 
     def __init__(self, max_rows: int, ring_bits: int = RING_BITS, table_bits: int = TABLE_BITS):
         self._ring = np.full(1 << ring_bits, END, np.int32)

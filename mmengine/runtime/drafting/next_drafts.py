@@ -15,7 +15,7 @@ from mmengine.core.executor import Admission, StepPlan
 from mmengine.runtime.drafting.head.drafter import GivenDrafts, HeadDrafter
 from mmengine.runtime.drafting.head.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
-from mmengine.spec_decode.base import Drafter, Proposed
+from mmengine.spec_decode.base import Drafter, Proposed, within_vocabulary
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
@@ -194,6 +194,8 @@ class Drafting:
                 raise ValueError("the drafter gave more drafts than requested")
             if token_ids.shape != (int(counts.sum()),) or token_ids.dtype.kind not in "iu":
                 raise ValueError("the drafter's token ids do not match its counts")
+            if getattr(self._drafters[number], "copies_text", False):
+                token_ids, counts = within_vocabulary(token_ids, counts, self._vocab_size)
             if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._vocab_size:
                 raise ValueError("the drafter gave token ids outside the vocabulary")
             return Proposed(token_ids, counts)

@@ -168,5 +168,6 @@ def _repeats(
         same = torch.zeros_like(ends)
         same[:, back:] = tokens[:, : tokens.shape[1] - back] == said
         ends &= same | (sizes <= back)[:, None]
+    ends &= tokens < vocab_size  # Logits may not cover the tokens of media.
     found = torch.zeros(len(tokens), vocab_size, device=tokens.device)
-    return found.scatter_add_(1, tokens, ends.float()) > 0
+    return found.scatter_add_(1, tokens.clamp(max=vocab_size - 1), ends.float()) > 0

@@ -44,6 +44,7 @@ class TokenCounts:
         place = self._places.take(row)
         known = admission.token_ids.astype(np.int64)
         outputs = known[rows.columns["num_prompt"][row] :]
+        known = known[known < self._vocab_size]  # Logits may not cover the tokens of media.
         seen = np.bincount(known, minlength=self._vocab_size) > 0
         counts = np.bincount(outputs, minlength=self._vocab_size).astype(np.int32)
         self._seen[place] = upload(seen, self._device)

@@ -87,8 +87,11 @@ def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1
     said = prompt.token_ids[start:stop].astype(np.int64)
-    chosen = logprobs.gather(-1, upload(said, logits.device)[:, None])
-    prompt.ids[start:stop, 0], prompt.logprobs[start:stop, 0] = said, chosen[:, 0].cpu().numpy()
+    # In some models the logits do not cover the tokens of media, which are never sampled.
+    is_covered = said < logprobs.shape[-1]
+    chosen = logprobs.gather(-1, upload(np.where(is_covered, said, 0), logits.device)[:, None])
+    scores = np.where(is_covered, chosen[:, 0].cpu().numpy(), -np.inf)
+    prompt.ids[start:stop, 0], prompt.logprobs[start:stop, 0] = said, scores
     most = prompt.ids.shape[1] - 1
     if most:
         best, best_ids = topk_tokens_of(logprobs, most)
