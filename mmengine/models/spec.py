@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from mmengine.models.states import StateSpec
 
-RunKind: TypeAlias = Literal["", "run", "prompt"]
+RunKind: TypeAlias = Literal["", "run", "media", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ModelSpec:
         for number, layer in enumerate(layers):
             if not 0 <= layer.kv_layer <= number or layers[layer.kv_layer].kv_layer != layer.kv_layer:
                 return f"attention layer {number} reads the KV of layer {layer.kv_layer}, which stores none"
-        needed = {"run": self.atomic_runs, "prompt": self.whole_prompt}
+        needed = {"run": self.atomic_runs, "media": self.whole_prompt, "prompt": self.whole_prompt}
         if any(layer.sees_runs for layer in layers) and not needed.get(self.runs, False):
             return f"tokens of a {self.runs or 'run'} see one another, but a step may compute a part of them"
         return None

@@ -3,7 +3,8 @@ Reads only config.json. Downloads nothing, and never imports code from the folde
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,18 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
-from mmengine_transformers.config_values import check_values
+from mmengine_transformers.config_values import check_values, without_implementations
+from mmengine_transformers.media.rules import image_token_id
 
 LAYER_KINDS = frozenset(["full_attention", "sliding_attention", "chunked_attention"])
 # Fields that are true in models with cross attention.
-CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
+CROSS_ATTENTION = (
+    *("is_encoder_decoder", "add_cross_attention", "cross_attention_layers"),
+    "cross_layer_interval",  # Idefics 1.
+)
+# Model types whose masks depend on media, by rules in `media_rules`; and the arguments of such masks.
+KNOWN_MASKS = frozenset(["gemma3", "gemma4", "molmo2", "paligemma"])
+_KINDS = frozenset(["mm_token_type_ids", "token_type_ids", "block_sequence_ids"])
 TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # Types of vision configs.
 MAX_CONFIG_NODES = 100_000
 
@@ -80,7 +88,7 @@ def _config(
         )
     plain = {name: value for name, value in values.items() if name not in ("auto_map", "quantization_config")}
     try:
-        return config_class.from_dict(plain)
+        return config_class.from_dict(without_implementations(plain))
     except Exception as error:  # Config classes may raise any exception for unexpected values.
         raise ModelError(
             f"{folder / 'config.json'} is no config that {architecture} accepts: {_all_lines(error)}"
@@ -94,8 +102,17 @@ def _all_lines(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
+def why_never(model_class: type[PreTrainedModel]) -> str:
+    """Return the reason why this plugin serves no model of a class, as a clause, or ""."""
+    if "shared_kv_states" in _parameters(model_class.forward):
+        return "it drafts tokens for another model, whose KV it reads"
+    return ""
+
+
 def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
     """Return the reason why this plugin cannot serve a model, as a clause, or ""."""
+    if reason := why_never(model_class):
+        return reason
     text = text_config(config)
     if _any(config, "is_encoder_decoder") or _any(text, *CROSS_ATTENTION):
         return "it is an encoder-decoder or has cross attention, and only decoders are served"
@@ -103,8 +120,9 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
         return "it denoises blocks of tokens instead of generating one token after another"
     if getattr(getattr(config, "vision_config", None), "model_type", "") in TIMM_TOWERS:
         return "its image tower is a model of timm, which cannot be loaded"
-    if config.model_type == "molmo2":
-        return "tokens around an image see one another too, and the config does not name all these tokens"
+    make_masks = getattr(model_class, "create_masks_for_generate", None)
+    if make_masks and config.model_type not in KNOWN_MASKS and _KINDS & _parameters(make_masks):
+        return "the tokens of its media see one another by a rule that mmengine does not know"
     if not model_class.can_generate():
         return "it has no language model head"
     if getattr(model_class, "_is_stateful", False):
@@ -115,7 +133,21 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
         return f"its layers {', '.join(strange)} bypass the attention function"
     if not model_class._supports_attention_backend:
         return "its modules do not call transformers' attention interface"
-    return _rotary_reason(text)
+    return _media_reason(config) or _rotary_reason(text)
+
+
+def _parameters(function: Callable[..., object]) -> set[str]:
+    return set(signature(function).parameters)
+
+
+def _media_reason(config: PreTrainedConfig) -> str:
+    """Return why the media of a model cannot be served, or ""."""
+    kinds = {name for name in config.sub_configs if getattr(config, name, None) is not None}
+    if not kinds & {"vision_config", "vq_config"}:
+        return "it takes audio instead of images" if "audio_config" in kinds else ""
+    if image_token_id(config) is None:
+        return "it takes images, and its config names no token that stands for an image's embeddings"
+    return ""
 
 
 def _any(config: PreTrainedConfig, *names: str) -> bool:

@@ -10,22 +10,44 @@ from mmengine.models.config_reader import MAX_EXPERTS, MAX_LAYERS
 
 _LAYERS = re.compile(r"(n|num)_(\w+_)?layers?|(encoder|decoder)_layers|depth")
 _EXPERTS = re.compile(r"(n|num)_(\w+_)?experts")
+_POSITIONS = re.compile(r"max_position_embeddings|n_positions|max_seq_len")
+MAX_POSITIONS, MAX_LABELS = 2**30, 10_000
+# A config must not choose an implementation: transformers may download the code that such a name stands for.
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
 def check_values(path: Path, values: dict[str, object]) -> None:
-    """Raise ModelError for an unsupported quantisation, and for too many layers or experts. `values`: the
-    JSON object in the file `path`.
+    """Raise ModelError for an unsupported quantisation, and for numbers of layers, experts, positions or
+    labels outside the limits. `values`: the JSON object in the file `path`.
 
-    Each layer is a Python module, so an absurd number of layers would take all memory.
+    Each layer is a Python module, and each label is a text, so an absurd number would take all memory.
     """
     quantisation_of(Fields(values, path, ""))
     for fields in _objects(Fields(values, path, "")):
         if fields.prefix and fields.values.get("quantization_config") is not None:
             fields.fail(f"{fields.prefix}quantization_config must not be in a nested object; {SUPPORTED}")
         for name, value in fields.values.items():
-            limit = MAX_LAYERS if _LAYERS.fullmatch(name) else MAX_EXPERTS if _EXPERTS.fullmatch(name) else 0
+            limit = _limit_of(name)
             if limit and isinstance(value, int) and value > limit:
                 fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
+            if _POSITIONS.fullmatch(name) and isinstance(value, int) and value < 1:
+                fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; it must be at least 1")
+
+
+def _limit_of(name: str) -> int:
+    """Return the largest value of a field, or 0 for a field without a limit."""
+    patterns = {_LAYERS: MAX_LAYERS, _EXPERTS: MAX_EXPERTS, _POSITIONS: MAX_POSITIONS}
+    found = (limit for pattern, limit in patterns.items() if pattern.fullmatch(name))
+    return MAX_LABELS if name == "num_labels" else next(found, 0)
+
+
+def without_implementations(values: dict[str, object]) -> dict[str, object]:
+    """Return a config without the names of implementations of attention or of experts."""
+    return {
+        name: without_implementations(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if not _IMPLEMENTATION.fullmatch(name)
+    }
 
 
 def _objects(fields: Fields) -> Iterator[Fields]:

@@ -23,8 +23,8 @@ DEFAULT_POSITIONS = 4096
 
 
 class HostedProcessor(ChatProcessor):
-    """A ChatProcessor with a maximum number of images in a prompt (HostedMedia's `max_images`). For a model
-    without videos, the error for a video includes the reason.
+    """A ChatProcessor with maximum numbers of images and videos in a prompt (HostedMedia's `max_images` and
+    `max_videos`). For a model without videos, the error for a video includes the reason.
     """
 
     def _check_taken(self, *parts: Sequence[MediaPart]) -> None:
@@ -43,6 +43,13 @@ class HostedProcessor(ChatProcessor):
             raise InvalidRequest(
                 f"the prompt has {images} images; the limit of this model is {settings.max_images}, because "
                 "its processor treats several images differently from one: send one image per request",
+                path=("messages",),
+            )
+        videos = len(parts) - images
+        if isinstance(settings, HostedMedia) and 0 < settings.max_videos < videos + bool(videos and images):
+            raise InvalidRequest(
+                f"the prompt has {videos} videos and {images} images; this model takes at most "
+                f"{settings.max_videos} videos, and no images beside them: send frames as images",
                 path=("messages",),
             )
 

@@ -8,6 +8,7 @@ import torch
 from tests.any_model import (
     factories_grid,
     factories_image,
+    factories_more,
     factories_special,
     factories_text,
     factories_tiles,
@@ -19,6 +20,7 @@ TEXT = factories_text.TEXT
 NO_TORCHVISION = factories_image.FACTORIES  # Their processors run on Pillow.
 TORCHVISION = {
     **factories_grid.FACTORIES,
+    **factories_more.FACTORIES,
     **factories_tiles.FACTORIES,
     **factories_special.FACTORIES,
     **factories_video.FACTORIES,
@@ -27,14 +29,15 @@ IMAGE = {**NO_TORCHVISION, **TORCHVISION}
 VIDEO = frozenset(  # Models whose processors take videos.
     {
         *("ernie4_5_vl_moe", "gemma4", "gemma4_shared", "glm46v", "glm4v", "glm_ocr", "internvl", "kimi_k25"),
-        *("llava_onevision", "qwen2_5_vl", "qwen2_vl", *factories_video.FACTORIES),
+        *("cohere_compass", "exaone4_5", "glm4v_moe", "hyperclovax_vision_v2"),
+        *("llava_onevision", "molmo2", "qwen2_5_vl", "qwen2_vl", *factories_video.FACTORIES),
     }
 )
 
 
 # Weight seeds for models that, with seed 0, repeat a few tokens or answer with an image's placeholder.
 SEEDS = {"glm4": 5, "glm4v": 3, "glm46v": 3, "got_ocr2": 6, "hunyuan_vl": 8, "llava": 1}
-SEEDS.update({"llava_next": 10, "llava_next_video": 1})
+SEEDS.update({"glm4v_moe": 1, "llava_next": 10, "llava_next_video": 1})
 
 
 def write(name: str, folder: Path) -> torch.nn.Module:

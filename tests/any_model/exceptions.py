@@ -5,13 +5,15 @@ these limits.
 """
 
 # Models whose prompt tokens attend to later tokens: a prompt is computed in one step, never in chunks.
-WHOLE_PROMPT = frozenset({"paligemma"})
+WHOLE_PROMPT = frozenset({"molmo2", "paligemma"})
 # Model -> token budget for the chunk checks. These models compute an image in one step, so the budget exceeds
 # the longest image.
 ATOMIC = {"gemma4": 80}
 # Models whose processors treat several images differently from a single image. Their test requests have one
 # image.
 ONE_IMAGE = frozenset({"llava_onevision"})
+# Models whose processors take at most one video in a prompt, and no images beside it.
+ONE_VIDEO = frozenset({"molmo2"})
 # Models whose processors add tokens around the prompt. A chat template cannot add these tokens, so token ids
 # are not compared.
 OWN_PROMPT = frozenset({"paligemma"})
@@ -30,7 +32,7 @@ NO_VIDEO = {
 # In transformers, these models' forward counts video placeholders as image placeholders, and fails for
 # prompts with an image and a video. For these prompts, only log-probabilities are compared; the test computes
 # them with the model's submodules.
-BY_PARTS = frozenset({"glm4v", "glm46v", "glm_ocr"})
+BY_PARTS = frozenset({"glm4v", "glm4v_moe", "glm46v", "glm_ocr"})
 # Models that cannot be compared with transformers for prompts with an image and a video. SmolVLM's processor
 # returns only the images' or only the videos' pixels.
 NOT_MIXED = BY_PARTS | {"smolvlm"}
@@ -45,6 +47,8 @@ REASONS = {
     "gemma4": f"{_ONE_STEP}; {_FAR}",
     "gemma4_shared": _FAR,
     "gemma3": _ONE_STEP,
+    "molmo2": "all tokens of the images in a prompt see one another, so a prompt is one step: no chunks; the "
+    "processor takes one video in a prompt, without images",
     "llava_onevision": "the processor treats several images of a prompt in another way than one: one "
     "image in a request",
 }

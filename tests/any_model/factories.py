@@ -39,13 +39,14 @@ class Words:
     """The special tokens and placeholders for an architecture's tokenizer and chat template.
 
     `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`,
-    `video`: the chat template's text for an item.
+    `video`: the chat template's text for an item. `at_end`: whether special tokens have the last ids.
     """
 
     special: Sequence[str] = ()
     attributes: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     video: str = ""
+    at_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with the special tokens; ids 0 to 3 are pad, bos, eos and unk."""
     special = list(dict.fromkeys((PAD, BOS, EOS, UNK, *words.special)))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate((*special, *alphabet))}
+    ordered = (*special[:4], *alphabet, *special[4:]) if words.at_end else (*special, *alphabet)
+    vocabulary = {token: number for number, token in enumerate(ordered)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

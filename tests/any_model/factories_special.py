@@ -36,6 +36,10 @@ LLAMA4_TOKENS = (
     *("<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>"),
     *("<|tile_x_separator|>", "<|tile_y_separator|>"),
 )
+MOLMO_TOKENS = (
+    *("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<frame_start>", "<im_end>"),
+    *("<frame_end>", "<im_low>", "<|image|>", "<|video|>"),
+)
 STEP_TOKENS = ("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>")
 
 
@@ -132,7 +136,49 @@ def _kimi_processor(tokenizer: object) -> object:
     )
 
 
+def _molmo2(ids: Ids) -> torch.nn.Module:
+    heads = {"num_key_value_heads": 2, "head_dim": 16}
+    base = ids["<im_patch>"]  # As in published models, the logits do not cover the tokens of media.
+    return build(
+        "molmo2",
+        text_config={**BASE, "head_dim": 16, "vocab_size": base, "additional_vocab_size": 32},
+        vision_config={**VISION, **heads, "image_size": [56, 56], "patch_size": 14},
+        adapter_config={**VISION, **heads, "text_hidden_size": 64, "vision_feature_layer": [1, 0]},
+        **{
+            name: ids[token]
+            for name, token in {
+                "image_start_token_id": "<im_start>",
+                "low_res_image_start_token_id": "<low_res_im_start>",
+                "image_end_token_id": "<im_end>",
+                "image_patch_id": "<im_patch>",
+                "frame_start_token_id": "<frame_start>",
+                "frame_end_token_id": "<frame_end>",
+            }.items()
+        },
+    )
+
+
+def _molmo2_processor(tokenizer: object) -> object:
+    sizes = {"size": SIDE, "patch_size": 14, "pooling_size": [2, 2]}
+    return transformers.Molmo2Processor(
+        image_processor=images("Molmo2ImageProcessor", **sizes, max_crops=4, overlap_margins=[1, 1]),
+        tokenizer=tokenizer,
+        video_processor=transformers.Molmo2VideoProcessor(**sizes),
+    )
+
+
 FACTORIES: dict[str, Factory] = {
+    "molmo2": Factory(
+        Words(
+            MOLMO_TOKENS,
+            {"image_token": "<|image|>", "video_token": "<|video|>"},
+            "<|image|>",
+            "<|video|>",
+            at_end=True,
+        ),
+        _molmo2,
+        _molmo2_processor,
+    ),
     "gemma4": Factory(
         GEMMA4, lambda ids: _gemma4(ids, use_bidirectional_attention="vision"), _gemma4_processor
     ),

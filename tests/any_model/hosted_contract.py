@@ -133,6 +133,20 @@ class HostedContract(VideoChecks, PluginContract):
         report = verify(log)
         assert report.ok and report.rederived and not report.unfinished
 
+    def test_images_are_decoded_in_processes(self, made):
+        """Compare tokens for image files that a decoding process reads."""
+        if self.kind not in IMAGE:
+            pytest.skip("a text model")
+        chats = [with_files(chat) for chat in self.chats]
+        assert self._tokens_by_processes(made, chats, NUM_NEW) == made.tokens
+
+    def _tokens_by_processes(self, made, chats, num_new):
+        settings = {"media_decoding": "processes", "media_workers": 1}
+        with self._engine(made, {**self.settings("beside others"), **settings}) as engine:
+            assert engine.decoders is not None
+            answers = engine.generate(chats, max_tokens=num_new, temperature=0, ignore_eos=True)
+        return [answer.token_ids for answer in answers]
+
     def test_images_come_in_any_order(self, made, tmp_path):
         """Compare tokens for images at the start, at the end, side by side, swapped and twice."""
         if self.kind not in IMAGE:

@@ -35,6 +35,7 @@ must verify. `=`: equal. `-`: does not apply. Anything else is what happened ins
 | preempted | Rows are preempted and computed again. |
 | drafted | Suffix drafts, of which some are accepted. |
 | killed | The process gets SIGKILL in the middle; another one continues from the log. |
+| decoding processes | The images are files, which a decoding process reads. |
 | any order | Images at the start, at the end, side by side, swapped and twice. |
 | too long | An image or a prompt above the token budget is refused, where it cannot be split. |
 | bfloat16 | Each token is the likeliest of transformers' bfloat16 or float32 model, except for near ties. |
@@ -44,8 +45,8 @@ VIDEOS = """
 ## Videos
 
 The same checks for prompts with videos of 3 and 4 frames beside texts and images. Both sides get the same
-frames with the same times. In the column of kills, the videos are files. In the column of files, the
-processor also chooses the frames.
+frames with the same times. In the columns of kills and of decoding processes, the videos are files. In the
+column of files, the processor also chooses the frames.
 """
 INTRO = {
     WORKS: (

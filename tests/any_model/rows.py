@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import _pytest.outcomes
 import transformers
+from transformers import ProcessorMixin
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from mmengine.errors import MMEngineError, in_one_line
 from mmengine.models.registry import load_plugins
-from mmengine_transformers.classes import text_config, why_not
+from mmengine_transformers.classes import text_config, why_never, why_not
 from tests.any_model.exceptions import REASONS
 from tests.any_model.hosted_contract import HostedContract, contract_of
 from tests.any_model.shrunk import NoSmallModel, check_empty, run_shrunk, typical_config
@@ -28,6 +31,7 @@ CHECKS: dict[str, tuple[str, str]] = {
     "preempted": ("test_tokens_are_transformers", "preempted"),
     "drafted": ("test_tokens_are_transformers", "drafted"),
     "killed": ("test_a_killed_process_continues_with_the_same_tokens", ""),
+    "decoding processes": ("test_images_are_decoded_in_processes", ""),
     "any order": ("test_images_come_in_any_order", ""),
     "too long": ("test_an_item_above_the_token_budget_is_refused", ""),
     "bfloat16": ("test_bfloat16_chooses_what_is_likeliest_but_for_near_ties", ""),
@@ -44,6 +48,7 @@ VIDEO_CHECKS: dict[str, tuple[str, str]] = {
     "videos preempted": ("test_video_tokens_are_transformers", "preempted"),
     "videos drafted": ("test_video_tokens_are_transformers", "drafted"),
     "videos killed": ("test_a_killed_process_continues_with_videos", ""),
+    "video decoding processes": ("test_videos_are_decoded_in_processes", ""),
 }
 ALL_CHECKS = CHECKS | VIDEO_CHECKS
 GOOD = frozenset({"equal", "-"})
@@ -104,6 +109,14 @@ def _cell(suite: HostedContract, test: Callable | None, parameter: str, folder: 
     return "equal"
 
 
+def _is_silent(kind: str) -> bool:
+    """Return whether the architecture's processor does not tell the text of an image. The plugin then refuses
+    it when it opens the processor.
+    """
+    found = getattr(transformers, str(PROCESSOR_MAPPING_NAMES.get(kind)), None)
+    return found is not None and found.replace_image_token is ProcessorMixin.replace_image_token
+
+
 def run_class(name: str, kind: str) -> Row:
     """Return the row of an architecture without a factory, from transformers' default config. A text model
     runs with small sizes; a model with media is only checked, without weights.
@@ -113,6 +126,10 @@ def run_class(name: str, kind: str) -> Row:
     found = getattr(transformers, name, None)
     if found is None:
         return Row(name, kind, REFUSED, "this transformers has no such class", {})
+    if reason := why_never(found):
+        return Row(name, kind, REFUSED, reason, {})
+    if isinstance(own := getattr(found.config_class, "model_type", None), str) and own in CONFIG_MAPPING:
+        kind = own  # A text model has its own config class, also if its model type is that of a whole model.
     try:
         config = typical_config(kind)
         reason = why_not(found, config)
@@ -120,6 +137,8 @@ def run_class(name: str, kind: str) -> Row:
         return Row(name, kind, UNKNOWN, f"no default config: {type(error).__name__}", {})
     if reason:
         return Row(name, kind, REFUSED, reason, {})
+    if _is_silent(kind):
+        return Row(name, kind, REFUSED, "its processor does not tell which text stands for an image", {})
     try:
         if text_config(config) is not config or "vision_config" in config.sub_configs:
             reason = check_empty(found, config)

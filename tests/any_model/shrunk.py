@@ -61,10 +61,30 @@ _COUNTS = {
 }
 # Fields of published checkpoints that the default config leaves out, although they decide the verdict.
 _LFM2 = {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}
+_IMAGE_IDS = {"vocabulary_map": {"<image>": 9, "IMGIMGAZ": 10}}
+_BLIP = {"image_token_index": 50265}
 PUBLISHED: dict[str, dict[str, object]] = {
+    "blip-2": _BLIP,
+    "chameleon": _IMAGE_IDS,
+    "emu3": _IMAGE_IDS,
+    "instructblip": _BLIP,
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
     "lfm2_vl": {"text_config": {"model_type": "lfm2", **_LFM2}},
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# Fields with which the small model of a default config can be built and run.
+SMALL: dict[str, dict[str, object]] = {
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "longcat_flash": {"head_dim": 8, "num_layers": 2},
+    "xmod": {"default_language": "en_XX", "is_decoder": True},
 }
 SIZES = MappingProxyType({**BASE, **_WIDTHS, **_COUNTS})
 
@@ -91,6 +111,7 @@ def small_config(kind: str) -> PreTrainedConfig:
     if "kv_lora_rank" in sizes:
         sizes["num_key_value_heads"] = 4
         sizes.pop("head_dim", None)
+    sizes |= SMALL.get(kind, {})
     try:
         return CONFIG_MAPPING[kind](**sizes)
     except Exception:  # Some classes require as many KV heads as attention heads.

@@ -77,7 +77,14 @@ def test_a_processor_that_is_missing_is_named(made, tmp_path):
     folder = copy_of(made, tmp_path)
     for path in folder.glob("*processor_config.json"):
         path.unlink()
-    assert "transformers cannot build the model's processor" in refusal(folder)
+    assert "has none of processor_config.json, preprocessor_config.json" in refusal(folder)
+
+
+def test_a_processor_of_an_unknown_class_is_refused(made, tmp_path):
+    folder = copy_of(made, tmp_path)
+    for path in folder.glob("*processor_config.json"):
+        edited(folder, path.name, processor_class="NewProcessor")
+    assert "finds no processor for images, only a TokenizersBackend" in refusal(folder)
 
 
 def test_an_image_token_that_the_tokenizer_lacks_is_named(made, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from mmengine.errors import ModelError
 from mmengine_transformers import plugin
+from mmengine_transformers.classes import read_model
 
 LFM2 = {
     "architectures": ["Lfm2ForCausalLM"],
@@ -38,6 +39,9 @@ def folder_of(tmp_path, config):
             "no config that LlamaForCausalLM accepts: .* expected int, got str",
         ),
         ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; the limit is 1,024"),
+        ({**LLAMA, "num_labels": 10**9}, "num_labels is 1000000000; the limit is 10,000"),
+        ({**LLAMA, "max_position_embeddings": -1}, "max_position_embeddings is -1; it must be at least 1"),
+        ({**LLAMA, "n_positions": 10**15}, "n_positions is 1000000000000000; the limit"),
         ({**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4' is not supported"),
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent layers"),
@@ -55,8 +59,20 @@ def folder_of(tmp_path, config):
         ({"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama"}, "cross attention"),
         ({"architectures": ["BertModel"], "model_type": "bert"}, "no language model head"),
         (
-            {"architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2"},
-            "tokens around an image see one another",
+            {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"},
+            "see one another by a rule that mmengine does not know",
+        ),
+        (
+            {"architectures": ["Kosmos2_5ForConditionalGeneration"], "model_type": "kosmos-2.5"},
+            "names no token that stands for an image",
+        ),
+        ({"architectures": ["IdeficsForVisionText2Text"], "model_type": "idefics"}, "cross attention"),
+        (
+            {
+                "architectures": ["Gemma4UnifiedAssistantForCausalLM"],
+                "model_type": "gemma4_unified_assistant",
+            },
+            "drafts tokens for another model",
         ),
         ({"architectures": ["GitForCausalLM"], "model_type": "git"}, "do not call transformers' attention"),
     ],
@@ -65,6 +81,13 @@ def test_the_reason_is_one_sentence(tmp_path, config, words):
     with pytest.raises(ModelError, match=words) as caught:
         plugin.check(folder_of(tmp_path, config))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_a_config_chooses_no_implementation(tmp_path, name):
+    """transformers would download and run the kernels of such a name."""
+    config, _ = read_model(folder_of(tmp_path, {**LLAMA, name: "kernels-community/flash-attn"}))
+    assert config._attn_implementation is None and config._experts_implementation is None
 
 
 def test_code_in_a_folder_is_ignored_where_transformers_has_the_class(tmp_path):

@@ -11,7 +11,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.replay import verify
 from mmengine.request import MAX_LOGPROBS
 from mmengine.testing.contract import check_log_probabilities
-from tests.any_model.exceptions import BY_PARTS, NO_VIDEO, NOT_MIXED, ONE_IMAGE
+from tests.any_model.exceptions import BY_PARTS, NO_VIDEO, NOT_MIXED, ONE_IMAGE, ONE_VIDEO, WHOLE_PROMPT
 from tests.any_model.item_tensors import check_tensors
 from tests.any_model.killed import tokens_after_a_kill
 from tests.any_model.media_files import video_url, with_files
@@ -58,6 +58,8 @@ VIDEO_CHATS = (
 )
 ONE_IMAGE_CHATS = (*VIDEO_CHATS[:3], told(SECOND, "or ", PICTURE, "or ", FIRST, "?"))
 ALONE_CHATS = (*VIDEO_CHATS[:3], told(SECOND, "or ", FIRST, "?"), told(PICTURE, "or ", OTHER, "?"))
+
+ONE_VIDEO_CHATS = (*VIDEO_CHATS[:3], ALONE_CHATS[-1])
 
 
 class VideoChecks:
@@ -107,6 +109,13 @@ class VideoChecks:
                 logits = mixed_logits(made.reference, given) if is_mixed else made.reference(**given).logits
             check_log_probabilities(answer, logits[0].float())
 
+    def test_more_media_than_the_processor_takes_are_refused(self, made, processor):
+        if self.kind not in ONE_VIDEO:
+            pytest.skip("any number of media")
+        for parts, text in (((FIRST, "or ", ODD), "2 videos"), ((FIRST, "or ", PICTURE), "1 images")):
+            with pytest.raises(InvalidRequest, match=text):
+                processor.prepare(told(*parts))
+
     @pytest.mark.parametrize("name", WAYS)
     def test_video_tokens_are_transformers(self, made, tmp_path, name):
         """Compare each prompt's greedy tokens at least twice, and verify the log."""
@@ -119,13 +128,20 @@ class VideoChecks:
         log = tmp_path / "log"
 
         def make_engine(resume):
-            settings = {**self.settings("in chunks"), "snapshot_bytes": 4096}
+            way = "from the cache" if self.kind in WHOLE_PROMPT else "in chunks"
+            settings = {**self.settings(way), "snapshot_bytes": 4096}
             return self._engine(made, settings, log, resume=resume)
 
         files = [with_files(chat, FPS) for chat in chats]
         assert tokens_after_a_kill(make_engine, files, NUM_SHORT, KILLED_AT) == filmed.tokens
         report = verify(log)
         assert report.ok and report.rederived and not report.unfinished
+
+    def test_videos_are_decoded_in_processes(self, made):
+        """Compare tokens for video files that a decoding process reads."""
+        chats, filmed = self._filmed(made)
+        files = [with_files(chat, FPS) for chat in chats]
+        assert self._tokens_by_processes(made, files, NUM_SHORT) == filmed.tokens
 
     def _videos(self, made):
         """Return pairs of a chat and transformers' inputs. For a model without videos, check the error and
@@ -139,6 +155,7 @@ class VideoChecks:
         if "_pairs" not in vars(type(self)):
             chats = ONE_IMAGE_CHATS if self.kind in ONE_IMAGE else VIDEO_CHATS
             chats = ALONE_CHATS if self.kind in NOT_MIXED else chats
+            chats = ONE_VIDEO_CHATS if self.kind in ONE_VIDEO else chats
             type(self)._pairs = [(chat, video_inputs(made.folder, chat)) for chat in chats]
         return type(self)._pairs
 

@@ -1,5 +1,5 @@
-"""Assigns ids to runs. A run's tokens attend to one another in both directions: an image's tokens, or a whole
-prompt.
+"""Assigns ids to runs. A run's tokens attend to one another in both directions: an image's tokens, the tokens
+of all media, or a whole prompt.
 """
 
 from itertools import chain
@@ -48,5 +48,5 @@ def prompt_run_ids(kind: RunKind, request: Request) -> np.ndarray | None:
     ids = np.full(len(request.prompt_token_ids), -1, np.int32)
     runs = chain.from_iterable(item.runs for item in request.media)
     for number, (start, length) in enumerate(runs):
-        ids[start : start + length] = number
+        ids[start : start + length] = number if kind == "run" else 0
     return ids

@@ -17,7 +17,8 @@ Features = Callable[..., Any]
 
 class MediaEncoder:
     """Encodes packed items. `sample`: the rows for a sample item. The constructor checks the encoder with the
-    sample, and memory is measured with the sample.
+    sample, and memory is measured with the sample. `indicators`: the ids of the tokens whose embeddings are
+    constants.
 
     Raises ModelError for a model whose features cannot be computed item by item.
     """
@@ -25,8 +26,8 @@ class MediaEncoder:
     patch_width = ROW_BYTES
     merge_size = 1
 
-    def __init__(self, model: Any, sample: Tensor) -> None:
-        self._model = model
+    def __init__(self, model: Any, sample: Tensor, indicators: Sequence[int] = ()) -> None:
+        self._model, self._indicators = model, indicators
         self._features: Mapping[str, Features] = {
             "pixel_values": _method(model, "get_image_features"),
             "pixel_values_videos": _method(model, "get_video_features"),
@@ -85,6 +86,10 @@ class MediaEncoder:
             features = _joined(getattr(out, "pooler_output", out))
         if _KEPT in tensors:  # VideoLLaMA 3 drops unchanged patches.
             features = features[tensors[_KEPT].bool()]
+        if (
+            self._model.config.model_type == "molmo2"
+        ):  # Its features are added to the placeholder's embedding.
+            features = features + self._embeddings([self._model.config.image_token_id])
         deepstack = getattr(out, "deepstack_features", None)
         if deepstack is not None and len(deepstack):
             features = torch.cat([features, *map(_joined, deepstack)], dim=1)
@@ -94,13 +99,18 @@ class MediaEncoder:
         """Return the features in placeholder order, with the constants for indicators inserted."""
         if not item.header.indicators:
             return features
-        constants = out.visual_indicator_features.to(features)
+        constants = getattr(out, "visual_indicator_features", None)
+        constants = self._embeddings(self._indicators) if constants is None else constants.to(features)
         whole = features.new_empty(item.header.num_embeds, features.shape[1])
         is_feature = torch.ones(len(whole), dtype=torch.bool, device=features.device)
         for place, number in item.header.indicators:
             whole[place], is_feature[place] = constants[number], False
         whole[is_feature] = features
         return whole
+
+    def _embeddings(self, token_ids: Sequence[int]) -> Tensor:
+        rows: Tensor = self._model.get_input_embeddings()(torch.tensor(token_ids, device=self._device))
+        return rows
 
     def _tensor(self, dtype: str, stored: Any) -> Tensor:
         values = torch.from_numpy(stored.copy())

@@ -2,13 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from transformers import PreTrainedConfig
 
 from mmengine.errors import InvalidMedia, ModelError, in_one_line
 from mmengine.processing.chat.tokens import ChatTokenizer
@@ -16,7 +17,7 @@ from mmengine.processing.media.options import ImageOptions, VideoOptions
 from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.features import MediaEncoder
 from mmengine_transformers.media.processors import identity, open_processor, refuse_videos
-from mmengine_transformers.media.rules import image_token_id, video_token_id
+from mmengine_transformers.media.rules import image_token_id, media_rules, video_token_id
 from mmengine_transformers.media.settings import HostedMedia, process, video_arguments
 
 _PROBE_SIZE = (96, 64)  # Width and height of the test image in pixels.
@@ -43,7 +44,7 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
             f"{folder}: token {image_token_id(config)}, which stands for an image's embeddings in "
             "config.json, is not a special token of tokenizer.json"
         )
-    indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
+    indicators = _indicators(config, processor)
     marker = _marker(processor, "image")
     prompt, _, tensors = _try_item(processor, "image", marker, {"images": [sample_image()]})
     embeds = list(filter(None, (placeholder, names.get(video_token_id(config) or -1))))
@@ -59,11 +60,22 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
         video_template=str(getattr(sys.modules[type(processor).__module__], "DEFAULT_CHAT_TEMPLATE", "")),
         # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
+        max_videos=1 if config.model_type == "molmo2" else 0,  # Its processor refuses two videos.
         embeds=tuple(dict.fromkeys(embeds)),
         indicators=tuple(names[token] for token in indicators),
         identity=identity(processor),
         max_image_pixels=_pixels(processor, tensors),
     )
+
+
+def _indicators(config: PreTrainedConfig, processor: object) -> Sequence[int]:
+    """Return the ids of an item's tokens that constants of the model replace (Ovis 2). In Molmo 2, these are
+    the tokens around patches, which see one another like the patches. Their own embeddings replace them.
+    """
+    if media_rules(config).runs == "media":
+        tokens: Sequence[int] = getattr(processor, "image_token_ids", ())
+        return [token for token in tokens if token != image_token_id(config)]
+    return getattr(config, "visual_indicator_token_ids", None) or ()
 
 
 def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
@@ -74,7 +86,9 @@ def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
     if settings is None:
         return None
     found = settings.prepare_image(sample_image(), ImageOptions(), lambda _: None, "the probe image")
-    encoder = MediaEncoder(model, torch.from_numpy(found.patches))
+    tokens = ChatTokenizer.of_folder(folder).special
+    ids = [tokens[name] for name in settings.indicators]
+    encoder = MediaEncoder(model, torch.from_numpy(found.patches), ids)
     if settings.video:
         try:
             found = settings.prepare_video(

@@ -53,13 +53,21 @@ def open_processor(folder: Path) -> Any:
                     f"{folder / name} names code in the folder (auto_map), which is never run; transformers "
                     f"{transformers.__version__} has no processor class of its own for it"
                 )
+    if not any(has_model_file(folder, name) for name in _FILES):
+        raise ModelError(f"{folder} has none of {', '.join(_FILES)}, which a model with images needs")
     try:
         with _OPENING, _processor_folder(folder) as where:
-            return transformers.AutoProcessor.from_pretrained(
+            found = transformers.AutoProcessor.from_pretrained(
                 where, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # Processors may raise any exception if something is missing.
         raise ModelError(f"{folder}: {_reason(error)}") from error
+    if not isinstance(found, transformers.ProcessorMixin):
+        raise ModelError(
+            f"{folder}: transformers {transformers.__version__} finds no processor for images, only a "
+            f"{type(found).__name__}; the processor_class in the folder's files may be unknown to it"
+        )
+    return found
 
 
 @contextmanager

@@ -18,9 +18,9 @@ class MediaRules(NamedTuple):
     """What a model's media need from the scheduler and from attention.
 
     `runs`: which tokens see one another, in addition to causal attention. "run": the tokens in the same
-    embedding run. "prompt": all prompt tokens. "": no tokens. `atomic_runs`: whether an embedding run must be
-    computed in one step. `whole_prompt`: whether the whole prompt must be computed in one step.
-    `only_windows`: whether `runs` applies only to layers with a window.
+    embedding run. "media": the tokens of all items in the prompt. "prompt": all prompt tokens. "": no tokens.
+    `atomic_runs`: whether an embedding run must be computed in one step. `whole_prompt`: whether the whole
+    prompt must be computed in one step. `only_windows`: whether `runs` applies only to layers with a window.
     """
 
     runs: RunKind = ""
@@ -40,6 +40,8 @@ def media_rules(config: "PreTrainedConfig") -> MediaRules:
             return MediaRules("run", atomic_runs=True, only_windows=True)
     if kind == "paligemma":
         return MediaRules("prompt", whole_prompt=True)
+    if kind == "molmo2":
+        return MediaRules("media", whole_prompt=True)
     return MediaRules()
 
 

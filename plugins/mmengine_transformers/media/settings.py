@@ -48,9 +48,9 @@ class HostedMedia:
     `image`, `video`: an item's placeholder in a prompt; "" if the model does not support the modality.
     `image_prompt`, `video_prompt`: a prompt with one item for the processor. `no_video`: why the model takes
     no videos. `video_template`: the chat template that the processor prefers for messages with videos, or "".
-    `max_images`: maximum number of images in a prompt; 0: no limit. `embeds`: the tokens that an item's
-    embeddings replace. `indicators`: the tokens whose embeddings are constants of the model. `identity`: the
-    processor's digest.
+    `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: the same for videos; with a
+    limit, a prompt has either images or videos. `embeds`: the tokens that an item's embeddings replace.
+    `indicators`: the tokens whose embeddings are constants of the model. `identity`: the processor's digest.
     """
 
     folder: str
@@ -61,6 +61,7 @@ class HostedMedia:
     no_video: str
     video_template: str
     max_images: int
+    max_videos: int
     embeds: tuple[str, ...]
     indicators: tuple[str, ...]
     identity: str
