@@ -12,6 +12,9 @@ _LAYERS = re.compile(r"(n|num)_(\w+_)?layers?|(encoder|decoder)_layers|depth")
 _EXPERTS = re.compile(r"(n|num)_(\w+_)?experts")
 _POSITIONS = re.compile(r"max_position_embeddings|n_positions|max_seq_len")
 MAX_POSITIONS, MAX_LABELS = 2**30, 10_000
+MAX_SIDE, MAX_SEQUENCE = 2**14, 2**16
+_SIDES = frozenset(["height", "width"])
+_SEQUENCE = re.compile(r"(image|audio|video)_seq_len(gth)?|num_(image|video|query)_tokens")
 # A config must not choose an implementation: transformers may download the code that such a name stands for.
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
@@ -32,6 +35,17 @@ def check_values(path: Path, values: dict[str, object]) -> None:
                 fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
             if _POSITIONS.fullmatch(name) and isinstance(value, int) and value < 1:
                 fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; it must be at least 1")
+
+
+def check_processor_values(path: Path, values: dict[str, object]) -> None:
+    """Raise ModelError for sizes of images, and for numbers of tokens, above the limits. `values`: the JSON
+    object in the processor's file `path`. A processor writes and resizes a sample image when it is opened.
+    """
+    for fields in _objects(Fields(values, path, "")):
+        for name, value in fields.values.items():
+            limit = MAX_SIDE if name in _SIDES else MAX_SEQUENCE if _SEQUENCE.fullmatch(name) else 0
+            if limit and isinstance(value, int) and value > limit:
+                fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
 
 
 def _limit_of(name: str) -> int:

@@ -87,6 +87,23 @@ def test_a_processor_of_an_unknown_class_is_refused(made, tmp_path):
     assert "finds no processor for images, only a TokenizersBackend" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"image_seq_length": 10**9}, "image_seq_length is 1000000000; the limit is 65,536"),
+        (
+            {"image_processor": {"size": {"height": 10**6}}},
+            "image_processor.size.height is 1000000; the limit",
+        ),
+    ],
+)
+def test_absurd_sizes_of_a_processor_are_refused(made, tmp_path, values, words):
+    folder = copy_of(made, tmp_path)
+    for path in folder.glob("*processor_config.json"):
+        edited(folder, path.name, **values)
+    assert words in refusal(folder)
+
+
 def test_an_image_token_that_the_tokenizer_lacks_is_named(made, tmp_path):
     folder = copy_of(made, tmp_path)
     edited(folder, "config.json", image_token_id=300, image_token_index=300)

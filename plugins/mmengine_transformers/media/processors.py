@@ -19,6 +19,7 @@ import transformers  # noqa: E402 - reads the variable when it is imported
 
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json  # noqa: E402
 from mmengine.errors import ModelError, in_one_line  # noqa: E402
+from mmengine_transformers.config_values import check_processor_values  # noqa: E402
 from mmengine_transformers.torchvision import import_reason  # noqa: E402
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
@@ -45,6 +46,9 @@ def open_processor(folder: Path) -> Any:
     Raises ModelError for a folder with its own code, for a processor that needs a missing package, and for a
     processor that transformers cannot build.
     """
+    for name in _FILES:
+        if has_model_file(folder, name):
+            check_processor_values(folder / name, read_model_json(folder, name))
     for name in (*_FILES, "tokenizer_config.json"):
         if has_model_file(folder, name) and read_model_json(folder, name).get("auto_map"):
             known = read_model_json(folder, name).get("processor_class")
