@@ -52,7 +52,7 @@ MAX_LORAS = 8  # adapters per step if adapters are enabled and max_loras is not 
 
 @dataclass(slots=True)
 class Built:
-    """An engine and its parts. `config`: the settings after all automatic values have been computed."""
+    """An engine and its components. `config`: the settings, with automatic values replaced."""
 
     core: EngineCore
     processor: Processor
@@ -64,7 +64,7 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    resumed: ResumeState | None = None  # the state of a continued log; the core runs no step before `recover`
+    resumed: ResumeState | None = None  # the state to continue from; call `core.recover` first
     kv_bytes: int = 0  # size of the KV pool
     free_bytes: int = 0  # device memory left after weights and KV pool
     num_threads: int = 1  # torch's thread count in this process
@@ -72,7 +72,7 @@ class Built:
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the grammars, the core and the block store. Restore torch's thread count, unless other code
+        """Close the grammars, the core and the block store. Restore torch's thread count, unless the caller
         has changed the count since `build`.
         """
         if torch.get_num_threads() == self.num_threads:
@@ -100,15 +100,14 @@ def build(
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
-    `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: continue the log
-    in the folder `log`, if the folder contains a log. The caller must then call the core's `recover`.
-    `compile_grammar`: a replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether a
-    new engine gets MAX_LORAS adapters per step if the settings leave `max_loras` at 0. Raises ModelError,
-    ConfigError, LogError.
+    `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue a
+    log that `log` contains. The caller must then call the core's `recover`. `compile_grammar`: a replacement
+    for the grammar engine's compiler, for tests. `takes_adapters`: whether `max_loras` 0 means MAX_LORAS in a
+    new engine. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
-    # Before the weights are read, report an unknown policy, a missing grammar engine and an unusable log.
+    # These checks are fast, so they come before the weights are read.
     policy_of(config)
     GRAMMAR_BACKENDS.load(config.grammar_backend)
     opened = open_log(log, resume, config) if log is not None else None
@@ -261,8 +260,8 @@ def _assemble(
 
 
 def _store(config: EngineConfig, executor: TorchExecutor, fingerprints: dict[str, str]) -> StoreClient | None:
-    """Return a client for the block store, or None if the settings name no store. Raises ConfigError for an
-    unknown or unusable store.
+    """Return a client for the block store, or None without a store. Raises ConfigError for an unknown or
+    unusable store.
     """
     if not config.block_store:
         return None
@@ -278,7 +277,7 @@ def _network(
     asked |= {"quantize": config.quantize} if config.quantize != "none" else {}
     asked |= {"activations": config.activations} if config.activations != "model" else {}
     if placement.device.has_own_memory:
-        gc.collect()  # frees closed engines and their weights, which may be in reference cycles
+        gc.collect()  # frees the weights of closed engines
     where = str(placement.device.torch_device)
     return plugin.load_model(folder, device=where, dtype=name_of(placement.dtype), **asked)
 
@@ -318,9 +317,8 @@ def _placement(device: str, dtype: str, attention: str, folder: Path, config: En
     """Return the placement for the model in `folder`.
 
     The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint, "auto" means the
-    device's fastest dtype, whatever dtype the file has. For a GGUF file, "auto" means float32 if the device
-    can multiply float32 by the file's codes (its quantised weights). This exception does not apply if
-    `quantize`, `activations` or `tensor_parallel` differs from its default.
+    device's fastest dtype. For a GGUF file, "auto" means float32 if the device can multiply float32 by
+    quantised weights. This exception requires the default `quantize`, `activations` and `tensor_parallel`.
     """
     opened = open_device(device)
     if dtype == "auto":

@@ -14,8 +14,8 @@ MAX_REPEATS = 1024  # Largest min_count.
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ends an answer whose last tokens repeat a pattern. The fields have vLLM's names.
 
-    The answer ends when its last tokens are a sequence of p tokens, `min_count` times in a row, for any p
-    from `min_pattern_size` to `max_pattern_size`. `max_pattern_size` 0 turns the option off.
+    A pattern has `min_pattern_size` to `max_pattern_size` tokens. The answer ends when a pattern occurs
+    `min_count` times in a row. `max_pattern_size` 0 turns the option off.
     """
 
     max_pattern_size: int = 0
@@ -40,8 +40,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                 )
 
     def needed_matches(self, size: int) -> np.ndarray:
-        """Return an int32 array [size] with an entry for each period from 1 to `size`: how many of the last
-        tokens must equal the tokens one period earlier. 0: the period is not watched.
+        """Return an int32 array [size] with a count for each pattern length p from 1 to `size`. The answer
+        ends if its last `count` tokens equal the tokens p positions earlier. 0: the length is not checked.
         """
         period = np.arange(1, size + 1)
         is_watched = (period >= self.min_pattern_size) & (period <= self.max_pattern_size)

@@ -27,8 +27,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A measured figure and its target: at least `bar`, or at most `bar` if `most` is set. `stretch`: a more
-    ambitious bar.
+    """A measured figure and its target. `bar`: the smallest value that meets the target, or the largest if
+    `most` is set. `stretch`: a more ambitious bar.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Part:
         found = json.loads(text)
         tables = [Table(**table) for table in found["tables"]]
         for table in tables:
-            table.rows = [tuple(row) for row in table.rows]  # JSON turned the tuples into lists.
+            table.rows = [tuple(row) for row in table.rows]  # JSON has no tuples.
         return cls(tables, [Target(**each) for each in found["targets"]])
 
 
@@ -119,7 +119,7 @@ def show(tables: Sequence[Table], lines: Sequence[str]) -> None:
         for place, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if place else "left")
         for row in table.rows:
-            # Text without markup, because a library's message may look like markup.
+            # A library's message may look like rich's markup.
             shown.add_row(*map(Text, row))
         console.print(shown)
         for note in table.notes:
@@ -144,9 +144,7 @@ def target_line(targets: dict[str, dict[str, float | bool]]) -> str:
 
 
 def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]]:
-    """Return, for `target_line`, a dict from each target's name to its measured value, its bar, and whether
-    the bar was met.
-    """
+    """Return the argument for `target_line`: a dict from each target's name to its results."""
     return {
         each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
         for each in targets
@@ -160,10 +158,10 @@ def finish(
     options: argparse.Namespace,
     more_facts: Sequence[str] = (),
 ) -> None:
-    """Print tables that were measured on one thread, and the missed targets.
+    """Print a benchmark's tables and its missed targets. The benchmark must have run on one thread.
 
-    `options.out`: also write them to this Markdown file. `options.json`: also print the targets as a JSON
-    line.
+    `options.out`: a Markdown file for the tables, or None. `options.json`: whether to print the targets as a
+    JSON line too.
     """
     facts = [*machine_lines(threads=1), *more_facts]
     show([*tables, target_table(targets)], facts)

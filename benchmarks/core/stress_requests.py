@@ -1,6 +1,4 @@
-"""Generates requests of every kind that the scheduler supports, for `stress`. Equal seeds give equal
-requests.
-"""
+"""Generates random requests of every kind for the scheduler's stress test."""
 
 import random
 from collections.abc import Iterator
@@ -12,12 +10,12 @@ from mmengine.request import MediaItem, Request, SamplingParams
 
 NUM_PREFIXES = 40
 NUM_PICTURES = 60
-ITEM_SIZES = (8, 24, 60, 96)  # embeddings in an item; the text between two items may be one token
+ITEM_SIZES = (8, 24, 60, 96)  # numbers of embeddings in an item
 
 
 def stress_requests(count: int, seed: int) -> Iterator[Request]:
-    """Yield `count` requests. Three in four share a prefix with other requests; half have images or a video;
-    one in eight asks for two to four answers (each is a request); tenants and priorities are mixed.
+    """Yield `count` requests, the same for the same seed. Prefixes, media, tenants and priorities are mixed.
+    One prompt in eight has two to four answers, and each answer is a request.
     """
     rng = random.Random(seed)
     prefixes = [_tokens(rng, rng.randint(16, 96)) for _ in range(NUM_PREFIXES)]
@@ -54,9 +52,8 @@ def _request(rng: random.Random, name: str, prefixes: list[list[int]]) -> Reques
 
 
 def _item(rng: random.Random, start: int) -> MediaItem:
-    """Return an image, or a video whose runs of placeholder tokens have text between them. Only a few
-    contents exist, so
-    requests share them.
+    """Return an image, or a video with text between its frames. Only a few contents exist, so that requests
+    share encoder outputs.
     """
     number, size = rng.randrange(NUM_PICTURES), rng.choice(ITEM_SIZES)
     frames = rng.choice((1, 1, 2))

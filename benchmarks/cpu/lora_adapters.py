@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-Sizes = dict[str, Any]  # the fields of a text_config
+Sizes = dict[str, Any]  # a checkpoint's text_config
 
 
 def modules(text: Sizes) -> Iterator[tuple[str, int, int]]:
@@ -27,7 +27,7 @@ def num_bytes(text: Sizes, rank: int) -> int:
 
 
 def write_adapter(folder: Path, text: Sizes, rank: int, seed: int) -> Path:
-    """Write an adapter whose additions are small compared with the layers' outputs. Returns its folder."""
+    """Write a random adapter with small weights, and return `folder`."""
     folder.mkdir()
     source, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(text["num_hidden_layers"]):

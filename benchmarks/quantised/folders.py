@@ -1,7 +1,7 @@
 """Write checkpoint folders with quantised decoder matrices, for benchmarks.
 
-FP8 blocks are stored as in the hub's `*-FP8` folders, and 4-bit weights as compressed-tensors stores them.
-Values are rounded to the nearest code, so answers are worse than with a calibrated folder.
+FP8 weights have the format of the hub's `*-FP8` checkpoints. 4-bit weights have the format of
+compressed-tensors. The quantisation is not calibrated, so answers are worse than with a published checkpoint.
 """
 
 import json
@@ -23,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def fp8_blocks(weight: torch.Tensor, rows: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 codes [out, in] and the blocks' scales, for blocks of `rows` x BLOCK."""
+    """Return e4m3 codes [out, in] and a scale for each block. A block has `rows` x BLOCK values."""
     n, k = weight.shape
     whole = (
         F.pad(weight.float(), (0, -k % BLOCK, 0, -n % rows))
@@ -68,7 +68,7 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, object]
 
 
 def quantised(folder: Path, out: Path, form: str) -> Path:
-    """Write the quantised model to `out`, shard by shard, unless the folder exists. Returns `out`."""
+    """Write the quantised model to `out`, and return `out`. Does nothing if `out` exists."""
     write, how = FORMS[form]
     if out.exists():
         return out

@@ -2,9 +2,9 @@
 
     python -m examples.vllm_faults.encoder_reference [LOG]
 
-An encoder output is evicted only if no request has a reference to it. With the fault, preemption forgets
-which outputs the request has, and leaves the references. A resumed request whose prefix hits cover the image
-never looks the output up again, so the output stays in the cache for ever, and later images have no room.
+An encoder output can be evicted once no request references the output. With the fault, a preempted request
+keeps its references. If prefix hits cover the image when the request resumes, the references are never
+released. The output then stays in the encoder cache for ever, and later images do not fit.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -17,7 +17,7 @@ class KeepsReferences(Scheduler):
 
 
 def record():
-    """Record random requests on this class, and return the log's folder."""
+    """Record random requests with the faulty scheduler, and return the log's folder."""
     # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import new_log
     from examples.vllm_faults.served_script import random_images, serve

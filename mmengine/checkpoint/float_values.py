@@ -9,7 +9,7 @@ FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 def read_floats(entry: TensorEntry) -> np.ndarray:
-    """Return a tensor's values as float32. The tensor's dtype must be a key in FLOATS."""
+    """Return a tensor as float32. The stored dtype must be a key in FLOATS."""
     data = read_range(entry.path, entry.start, entry.num_bytes, f"tensor {entry.stored_name}")
     found = np.frombuffer(data, FLOATS[entry.dtype]).reshape(entry.shape)
     if entry.dtype == "BF16":

@@ -1,4 +1,4 @@
-"""Warns about environment variables whose names begin with MMENGINE_ but that nothing reads."""
+"""Warns about unknown environment variables that begin with MMENGINE_."""
 
 import inspect
 import re
@@ -25,12 +25,12 @@ MAX_NAMED = 10  # Maximum number of variables that the warning names.
 
 
 def unknown_variables(names: Iterable[str]) -> str:
-    """Return a warning about the variables among `names` that nothing reads, or "" if there are none."""
+    """Return a warning about the unknown MMENGINE_ variables in `names`, or "" if there are none."""
     own = sorted(name for name in names if name.startswith(PREFIX) and name not in OTHERS)
     own = [name for name in own if not _SERVICE_LINK.fullmatch(name)]
     if not own:
         return ""
-    known = OTHERS | _option_variables()  # Called late, because it loads the options of `serve`.
+    known = OTHERS | _option_variables()  # Slow: loads the options of `serve`.
     unknown = [name for name in own if name not in known]
     if not unknown:
         return ""

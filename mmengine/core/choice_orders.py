@@ -1,7 +1,6 @@
-"""Records the order in which a prompt's choices (the parameter `n`) got their tokens.
+"""Records the token order of a prompt's choices (the parameter `n`): which choice got each sampled token.
 
-If a stream with several choices is sent again after a crash, its tokens must come in the order of the first
-delivery. A prompt with a single choice needs no such record.
+After a crash, a stream with several choices is sent again in its first order.
 """
 
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from mmengine.core.state.request_state import NO_ROW
 from mmengine.request import MAX_CHOICES
 
 _NO_CHOICE = -1
-_MAX_PARTS = 1024  # if the trace has more arrays, they are joined into a single array
+_MAX_PARTS = 1024  # maximum number of arrays in the trace
 
 
 class ChoiceOrders:
@@ -35,7 +34,7 @@ class ChoiceOrders:
     def begin(self, request_id: str, first: str, row: int) -> None:
         """Add a choice with the id `request_id` to a prompt whose first choice has the id `first`.
 
-        `row`: the first choice's row, or NO_ROW.
+        `row`: the first choice's row in the batch, or NO_ROW.
         """
         if first not in self._choices:
             self._choices[first] = [first]
@@ -74,9 +73,9 @@ class ChoiceOrders:
         self._trace = [trace[trace // MAX_CHOICES != number // MAX_CHOICES]]
 
     def orders(self) -> dict[str, bytes]:
-        """Return each prompt's order, by the first choice's id.
+        """Return a dict from the first choice's id to the prompt's order.
 
-        An order is a bytes object. It holds, for each sampled token, the index of the token's choice.
+        An order has one byte for each sampled token: the index of the token's choice.
         """
         if not self._choices:
             return {}

@@ -1,9 +1,9 @@
-"""Finds out how a log ends: closed by its writer, still being written, not closed, or with segments missing.
-The commands `verify`, `fsck` and `show` use this module.
+"""Finds out whether a log was closed, is still being written, was not closed, or lacks segments. The commands
+`verify`, `fsck` and `show` print the result.
 
-Only a footer proves that a log is complete, because a file that was cut between two frames looks like the
-file of a killed process. Segments are known to be missing in two cases: a footer says that another segment
-follows, or a snapshot holds the state after a later record.
+Only a footer proves that a log is complete. Without a footer, a truncated file looks like the file of a
+killed process. Segments are missing if a footer says that another segment follows, or if a snapshot contains
+the state after a later record.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MISSING, UNCLOSED = "end", "unclosed"  # values of `LogEnd.kind`
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How a log ends. `kind`: a key in fsck's KINDS, or "" if nothing is missing. `text`: a clause for
+    """How a log ends. `kind`: a key in fsck's KINDS, or "" if nothing is missing. `text`: a clause for error
     messages.
     """
 
@@ -33,7 +33,7 @@ CLOSED = LogEnd("", "closed by its writer")
 
 def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
     """Return how the log ends, according to its last segment. `had_writer`: whether a writer was running
-    while the caller read the log. In this case the end may have changed since.
+    while the caller read the log.
     """
     if had_writer or is_locked(folder):
         return WRITTEN
@@ -44,11 +44,11 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog if segments are known to be missing after the last segment. Their records were
-    acknowledged, so the log must not be continued without them. `walk`: a walk over the last segment. The
-    caller holds the lock.
+    """Raise CorruptLog if segments after the last segment are missing. Clients may have received tokens from
+    the missing records, so the log must not be continued. `walk`: a walk over the last segment. The caller
+    holds the log's lock.
     """
-    if not walk.path.stat().st_size:  # an empty segment proves nothing, so the segment before it is examined
+    if not walk.path.stat().st_size:  # examine the last segment that is not empty
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return
@@ -74,9 +74,7 @@ def _end(folder: Path) -> LogEnd:
 
 
 def _lost(walk: Walk) -> LogEnd | None:
-    """Return the end of a log whose later segments are missing, or None if no file shows that segments are
-    missing.
-    """
+    """Return the end of a log that lacks segments, or None if no file shows that segments are missing."""
     folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1

@@ -1,8 +1,8 @@
-"""The messages between an ingress and its replicas: msgpack, with types that are checked when decoding.
+"""The msgpack messages between a fleet's ingress and its replicas.
 
 An ingress sends a ReplicaRequest. The replica sends a ReplicaName, then Accepted when its log has recorded
-the request, then Outputs until the answer ends. The replica sends a Heartbeat if it has sent nothing else for
-a while. Redirect and Rejection end the exchange early.
+the request, then Outputs until the answer ends. A Heartbeat shows that a silent replica is alive. Redirect
+and Rejection end the exchange early.
 """
 
 from collections.abc import Mapping
@@ -67,11 +67,11 @@ class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request that an ingress sends to a replica.
 
-    `options`: options of `AsyncEngine.stream` that have no field here; the replica's engine checks their
-    types. `outputs` (int32 [m]): tokens of the answer that the ingress has already received. `avoid`:
-    replicas that must redirect the request. `route`: identifies this ingress's attempts at the request.
-    `is_count`: the replica only counts the prompt's tokens and sends Accepted. During a rolling update,
-    ingress or replica may be older, so later versions may only add fields with a default.
+    `options`: the remaining options of `AsyncEngine.stream`. `outputs` (int32 [m]): output tokens that the
+    ingress has already received. `avoid`: replicas that must redirect the request. `route`: identifies this
+    ingress's attempts at the request. `is_count`: the replica only counts the prompt's tokens and sends
+    Accepted. New fields need a default, because ingress and replica versions may differ during a rolling
+    update.
     """
 
     request_id: str
@@ -91,13 +91,13 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The name of the replica that responds, which is also the name of the replica's log."""
+    """The replica's name, which is also the name of its log."""
 
     replica: str
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The replica's log has recorded the request. The fields equal the properties of the replica's Stream."""
+    """The replica's log has recorded the request. The fields are copied from the replica's Stream."""
 
     reasoning: ReasoningTokens
     grammar: GrammarRequest | None
@@ -114,7 +114,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WireScores(NamedTuple):
-    """PromptLogprobs as bytes, row by row: int32 and float32 [n, 1 + k] for n prompt tokens."""
+    """PromptLogprobs as bytes: int32 ids and float32 logprobs, each [n, 1 + k], for n prompt tokens."""
 
     num_columns: int
     token_ids: bytes
@@ -151,7 +151,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Facts about the whole answer, sent by the replica that ended it. `prompt`: int32 [n], token ids."""
+    """Facts about a finished answer. `prompt`: the prompt's token ids, int32 [n]."""
 
     prompt: bytes
     num_cached_tokens: int = 0
@@ -198,9 +198,7 @@ ReplicaMessage = ReplicaName | Accepted | Outputs | Heartbeat | Redirect | Rejec
 
 
 def wire_prompt(prompt: Prompt) -> WirePrompt:
-    """Return the prompt as a message. Raises InvalidRequest for media that cannot be sent to another process:
-    objects and paths.
-    """
+    """Return the prompt as a message. Raises InvalidRequest if an image or video is an object or a path."""
     given = (*prompt.images, *prompt.videos)
     if prompt.base_folder is not None or not all(isinstance(each, (bytes, str)) for each in given):
         raise InvalidRequest(
@@ -270,7 +268,7 @@ def _prompt_logprobs(scores: WireScores) -> PromptLogprobs:
 
 
 def submit_options(request: ReplicaRequest) -> SubmitOptions:
-    """Return the options for `AsyncEngine.stream`, which checks them like the options of any caller."""
+    """Return the options for `AsyncEngine.stream`, unchecked."""
     options: SubmitOptions = msgspec.to_builtins(request.options, builtin_types=(bytes,))
     options["request_id"], options["sample_index"] = request.request_id, request.sample_index
     if request.outputs:
@@ -281,9 +279,7 @@ def submit_options(request: ReplicaRequest) -> SubmitOptions:
 
 
 def as_plain(value: object) -> object:
-    """Convert mappings to dicts, because the encoder supports only dicts. Raises TypeError for other
-    types.
-    """
+    """Return a mapping as a dict, for the msgpack encoder. Raises TypeError for other types."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(type(value).__name__)
@@ -295,7 +291,7 @@ _decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
 
 
 def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
-    """Encode a message. Raises InvalidRequest unless values are text, numbers, bytes, lists or mappings."""
+    """Return the encoded message. Raises InvalidRequest for a value that msgpack does not support."""
     try:
         return _encode(message)
     except TypeError as error:
@@ -305,7 +301,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
 
 
 def decode_request(data: bytes) -> ReplicaRequest:
-    """Decode an ingress's request. Raises InvalidRequest."""
+    """Return the decoded request. Raises InvalidRequest."""
     try:
         return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -313,7 +309,7 @@ def decode_request(data: bytes) -> ReplicaRequest:
 
 
 def decode_message(data: bytes) -> ReplicaMessage:
-    """Decode the message of a replica. Raises RequestFailed."""
+    """Return a replica's decoded message. Raises RequestFailed."""
     try:
         return _decode_message(data)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,6 +1,4 @@
-"""Describes gated delta nets to the CPU kernels: fills the C structures of src/layers/delta.h and keeps the
-arrays that they point to alive.
-"""
+"""Describes gated delta nets to the CPU kernels, with the C structures of src/layers/delta.h."""
 
 import ctypes
 from dataclasses import dataclass
@@ -11,8 +9,8 @@ from torch import Tensor
 
 from mmengine.native.linear import Linear
 
-MAX_KEY_DIM = 256  # the kernels' limit; torch computes larger keys
-MAX_TAPS = 16  # the kernels' limit on a convolution's taps
+MAX_KEY_DIM = 256  # the CPU kernels' limit; torch computes larger keys
+MAX_TAPS = 16  # the kernels' limit on a convolution's kernel size
 _NUMBER, _ADDRESS, _STRIDE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
 _ARRAYS = (
     *("query_starts", "work_starts", "slots", "rows", "certain"),
@@ -76,13 +74,13 @@ class StateStepStruct(ctypes.Structure):
 
 
 class StateStep:
-    """The states of one step as the C structure `c`, which is valid until the next call of `point`."""
+    """The recurrent states of one step as a C structure, `c`. Valid until the next call of `point`."""
 
     def __init__(self, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self._sizes, self._dtype = sizes, dtype
         self.c = StateStepStruct()
         self._tokens, self._work = torch.empty(0, dtype=dtype), torch.empty(0)
-        self._held: tuple[object, ...] = ()  # keeps alive the memory that `c` points to
+        self._held: tuple[object, ...] = ()  # owns the memory that `c` points to
 
     def point(
         self, tensors: tuple[Tensor, Tensor, Tensor], arrays: dict[str, np.ndarray], stayed: np.ndarray
@@ -90,7 +88,7 @@ class StateStep:
         """Fill `c` for a step and return self.
 
         `tensors`: the states conv, recurrent and pending. `arrays`: the STATE_ARRAYS of a StepStates, int32.
-        `stayed`: int32 [rows], how many accepted tokens of an earlier step each row computes again.
+        `stayed`: int32 [rows], the number of accepted tokens that each row computes again.
         """
         c, sizes = self.c, self._sizes
         starts = arrays["query_starts"]

@@ -1,4 +1,4 @@
-"""Adds low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
+"""Adds LoRA adapters to linear layers on the CPU, with the kernels of src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from torch.nn import functional
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
-LANES = 16  # rows of a (ranks) or of b (output columns) that are packed side by side
+LANES = 16  # number of matrix rows that are packed side by side
 DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a decoder layer's linear layers, as in MM_LORA_LINEARS
 
 
 class LoraPart(NamedTuple):
-    """A low-rank term, scale * (x a^T) b^T, that is added to columns [offset, offset + n) of a layer's y."""
+    """A low-rank term, scale * (x a^T) b^T, for columns [offset, offset + n) of a layer's output."""
 
     a: Tensor  # [rank, k]
     b: Tensor  # [n, rank]
@@ -53,12 +53,10 @@ class _Step(ctypes.Structure):
 
 
 class PackedAdapter:
-    """An adapter's additions to a list of linear layers, with packed matrices in float32 or bfloat16 on the
-    CPU.
+    """An adapter for a list of linear layers, packed for the CPU kernels in float32 or bfloat16.
 
-    A linear layer without parts gets no addition. All matrices have the same dtype and lie in one memory
-    block, in the order in which the layers read them, so that prefetching works across matrices. A matrix
-    that several parts of a layer share is stored once. The adapter keeps no reference to the given matrices.
+    All matrices must have the same dtype. They are copied to a single memory block in reading order, so that
+    the CPU prefetches across matrices. A matrix that several parts of a layer share is stored once.
     """
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
@@ -86,8 +84,8 @@ class PackedAdapter:
     def _put(self, matrix: Tensor) -> int:
         """Pack a matrix [m, k] and return its address.
 
-        The layout is [m / LANES][k / 2] blocks, each of LANES rows and two neighbouring columns, padded with
-        zeros. A bfloat16 block is stored as [LANES][2], a float32 block as [2][LANES].
+        The layout is [m / LANES][k / 2] blocks with LANES rows and two columns each, padded with zeros. A
+        bfloat16 block is stored as [LANES][2], a float32 block as [2][LANES].
         """
         (m, k), size = matrix.shape, _packed_bytes(matrix)
         memory = self._memory[self._used : self._used + size]
@@ -113,10 +111,9 @@ def _packed_bytes(matrix: Tensor) -> int:
 
 
 class LoraStep:
-    """The adapters of one step as a C structure, which is valid while this object lives.
+    """The adapters of one step as a C structure. Valid while this object lives.
 
-    `groups`: adapters for the same linear layers, each with the indices (int32) of the rows that use the
-    adapter.
+    `groups`: adapters for the same linear layers, each with the int32 indices of its rows.
     """
 
     def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:

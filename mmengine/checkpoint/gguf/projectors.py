@@ -1,4 +1,4 @@
-"""Opens the projector for a text model, and checks that the two belong together."""
+"""Opens a GGUF text model's projector file (the vision tower), and checks that the projector fits the model."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ PROJECTORS: dict[str, type[Projector]] = {each.kind: each for each in FAMILIES}
 
 
 def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: Container) -> Projector:
-    """Open the projector for the text model `text`, whose embedding has `hidden_size` values.
+    """Open the projector file `path` for the text model `text`.
 
-    `kinds`: the projector types that fit the text model's architecture. Raises ModelError for a file that is
-    missing, damaged, not a projector, or another model's projector.
+    `kinds`: the projector types that fit the text model's architecture. `hidden_size`: the text model's
+    embedding size. Raises ModelError for a missing or damaged file, and for another model's projector.
     """
     if not path.is_file():
         raise ModelError(f"there is no projector {path}; give a GGUF file that is on this machine, or none")

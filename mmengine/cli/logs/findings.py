@@ -1,6 +1,4 @@
-"""Reports the findings of a `mmengine log` command. A finding is a logged decision that breaks a rule, given
-the state before the decision.
-"""
+"""Prints the findings of a `mmengine log` command. A finding is a logged decision that breaks a rule."""
 
 import sys
 from collections.abc import Iterator
@@ -15,14 +13,13 @@ from mmengine.cli.logs.printing import printable
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.findings import Findings
 
-INCOMPLETE = 3  # Exit code if a decision in the log could not be applied to the state.
+INCOMPLETE = 3  # Exit code if the log could not be read to its end.
 MAX_LINES = 3  # Maximum number of findings that are printed.
 
 
 @contextmanager
 def reported(folder: Path) -> Iterator["Findings"]:
-    """Yield an object that collects findings while a command reads the log in `folder`. Print the findings to
-    stderr afterwards.
+    """Yield an object that collects findings from the log in `folder`. Print them to stderr afterwards.
 
     Exits with INCOMPLETE if the log was not read to its end.
     """

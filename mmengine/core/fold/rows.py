@@ -1,4 +1,4 @@
-"""Applies events to rows: assigns a row to a request, adds its blocks and tokens, and frees the row."""
+"""Applies events to rows of the batch: assigns a row to a request, adds blocks and tokens, and frees the row."""
 
 from collections.abc import Iterable
 
@@ -30,8 +30,8 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Put the request's tokens and blocks into the row. `num_cached`: how many of `blocks` are prefix
-    hits. `computed`: how many tokens have KV.
+    """Copy the request's tokens and `blocks` into the row. `num_cached`: the number of blocks that are prefix
+    cache hits. `computed`: the number of tokens with KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
@@ -69,9 +69,9 @@ def deal_blocks(
 ) -> None:
     """Distribute the blocks `new` to the rows in order.
 
-    Each row gets as many blocks as its next `num_tokens` tokens need. `num_tokens` is an array, or one number
-    for all rows. If given, `counts` (int32) has each row's number of blocks instead. With several block
-    groups, a row that needs a block gets a block in each group, and `new` contains all these blocks.
+    Each row gets enough blocks for its next `num_tokens` tokens. `num_tokens`: an array, or a number for all
+    rows. `counts`: each row's number of new blocks as int32, if known. With several block groups, a row gets
+    the same number of blocks in each group.
     """
     state.blocks.take_new(new)
     if counts is None:
@@ -94,10 +94,10 @@ def deal_blocks(
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
-    """Count the rows' next `num_tokens` tokens as computed. Blocks that become full can be prefix hits at
-    once.
+    """Count the rows' next `num_tokens` tokens as computed. Full blocks become available for prefix cache
+    hits.
 
-    `num_tokens`: an array, or one number for all rows.
+    `num_tokens`: an array, or a number for all rows.
     """
     after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
@@ -115,9 +115,7 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def fill_with_result(state: State, rows: np.ndarray) -> None:
-    """Record the contents of blocks that new tokens have completed. `rows`: the rows that got tokens,
-    intp.
-    """
+    """Record the contents of blocks that became full with new tokens. `rows`: the rows with new tokens, intp."""
     if not state.config.enable_prefix_caching:
         return
     rows = rows[state.ended[rows] < BROKEN]
@@ -128,11 +126,10 @@ def fill_with_result(state: State, rows: np.ndarray) -> None:
 
 
 def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Record the contents of blocks that the failed rows' new tokens have completed. vLLM also caches these
-    blocks, because a grammar rejects the tokens only afterwards. The rejected tokens do not count in
-    `num_tokens`.
+    """Record the contents of blocks that became full with tokens that a grammar then rejected. vLLM caches
+    these blocks too. `num_tokens` does not include the rejected tokens.
 
-    `sampled`: the step's rows that got tokens, intp.
+    `sampled`: the step's rows with new tokens, intp.
     """
     if not state.config.enable_prefix_caching:
         return
@@ -157,9 +154,9 @@ def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> 
 
 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
-    """Record the contents of each row's first `full` blocks, except contents that are already recorded.
+    """Record the contents of each row's first `full` blocks.
 
-    Rows with exactly one new full block and no extra digest are processed together, other rows one by one.
+    Rows with one new full block and no extra digest are processed together, which is faster.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
@@ -221,7 +218,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Write the step's proposed drafts into the `sampled` rows, after each row's known tokens."""
+    """Write the step's draft tokens into the `sampled` rows, after each row's tokens."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -234,7 +231,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 
 def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Write `drafts` after the known tokens in `rows`. `num_drafts`: each row's draft count."""
+    """Write `drafts` after the tokens in `rows`. `num_drafts`: each row's number of drafts."""
     state.has_drafts = True
     places = counting(num_drafts) + np.repeat(state.num_tokens[rows], num_drafts)
     state.token_ids[np.repeat(rows, num_drafts), places] = drafts
@@ -242,9 +239,7 @@ def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: n
 
 
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
-    """Record a step's time and its accepted drafts in `goodput`. Call this function before the step's tokens
-    are applied.
-    """
+    """Record a step's time and accepted drafts in `goodput`, before the step's tokens are applied."""
     rows, sampled = flight.rows, flight.sampled
     level = flight.draft_level if state.config.max_in_flight > 1 else None
     ns = event.device_ns + event.host_ns
@@ -264,7 +259,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
-    """Let the open step copy the request's KV from its row to these host blocks."""
+    """Schedule a copy of the request's KV to `host_blocks` in the open step."""
     state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
     req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
     pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
@@ -273,8 +268,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, its blocks and its encoder outputs from the request. They become free once no open or
-    dispatched step computes the row. With `frees_at_once`, only the row itself waits for this step.
+    """Take the row, its blocks and its encoder outputs from the request. They become free when no step in
+    flight computes the row. With `frees_at_once`, only the row waits for the step.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]
@@ -299,7 +294,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
 
 
 def free_rows_left(state: State) -> None:
-    """Free the rows that requests have left, if no step in flight computes the row any more."""
+    """Free the rows that requests have left and that no step in flight computes."""
     for row in [row for row in state.leaving if not state.in_flight[row]]:
         _free_row(state, row, state.leaving.pop(row))
 
@@ -323,8 +318,8 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def leave_step(state: State, req_state: RequestState) -> None:
-    """Remove a preempted row from the open step. Later rows can then use the row's share of the token budget
-    and the encoder budget. Items that the step encodes for the row are still encoded.
+    """Remove a preempted row from the open step, and return its tokens and embeddings to the step's budgets.
+    Media items that the step already encodes for the row are still encoded.
     """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])
@@ -338,9 +333,9 @@ def leave_step(state: State, req_state: RequestState) -> None:
 
 
 def make_room(state: State, event: ev.Preempted) -> None:
-    """After a preemption for `event.for_row`, count only the rows before `event.for_row` as decided.
+    """After a preemption for `event.for_row`, count only the rows before `event.for_row` as scheduled.
 
-    Call this function before the preempted row leaves. The preempted row may be `event.for_row` itself.
+    Call before the preempted row leaves.
     """
     running = state.running.tolist()
     place = running.index(event.for_row)
@@ -349,8 +344,8 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Write `count` placeholders as drafts after the row's known tokens. Placeholders are never accepted,
-    because they differ from all tokens.
+    """Write `count` placeholders as drafts after the row's tokens. Placeholders equal no token, so they are
+    never accepted.
     """
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = PADDING

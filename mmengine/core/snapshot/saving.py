@@ -1,4 +1,4 @@
-"""Copies a state into a snapshot's body, from which restoring.py restores the state."""
+"""Copies an engine's state into a snapshot's body."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ from mmengine.request import Request
 
 def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     """Return a copy of the state as a snapshot's body. `started`: the log's first event. `sequence`: the
-    number of the last record that was applied to the state.
+    number of the last applied record.
     """
     body = body_without_requests(state, started, sequence)
     body.digest = state_digest(state)
@@ -40,8 +40,8 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
 
 
 def body_without_requests(state: State, started: ev.Started, sequence: int) -> Body:
-    """Return a copy of the state without its live requests, its waiting queue and its digest. For the
-    arguments, see `body_of`.
+    """Return a copy of the state without live requests, waiting queue and digest. For the arguments, see
+    `body_of`.
     """
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
@@ -124,8 +124,8 @@ def _states_of(state: State) -> States:
 def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ...]:
     """Return (row, token ids) for the rows that have tokens.
 
-    With vLLM's asynchronous scheduler, tokens are also saved that a row's request does not have yet, or no
-    longer has. The scheduler may still read these tokens.
+    vLLM's asynchronous scheduler may also read tokens outside the running requests, so the whole table is
+    saved for this scheduler.
     """
     if not started.host or state.config.max_in_flight == 1:
         return tuple((row, _row_tokens(state, row)) for row in state.running.tolist())
@@ -136,19 +136,19 @@ def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ..
 
 
 def _row_tokens(state: State, row: int) -> bytes:
-    """Return the row's known tokens, followed by its drafts or placeholders, as int32 bytes."""
+    """Return the row's tokens and its drafts or placeholders as int32 bytes."""
     behind = max(int(state.num_drafts[row]), int(state.scheduled_drafts[row]))
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
 
 def known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
-    """Return a copy of a live request. Its grammar is named by the slot in `kept` that stores it."""
+    """Return a copy of a live request. `kept`: the stored grammars; the copy names its grammar by slot."""
     outputs = req_state.tokens[req_state.num_prompt :].tobytes()
     return take_fields(Known, req_state, queued=kept.named(queued_of(req_state.request)), outputs=outputs)
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:
-    # An ended request has released its host blocks, so the swap of its KV does not matter any more.
+    # An ended request has no host blocks, so its swap is not saved.
     named = ((req_state.request.request_id, req_state) for req_state in flight.swapped)
     return take_fields(
         Step,

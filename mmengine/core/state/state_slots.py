@@ -1,8 +1,8 @@
-"""The pool of slots for recurrent states: which row holds a slot, and which kept states the other slots hold.
+"""The pool of slots for recurrent states.
 
-A slot holds one sequence's recurrent states, for all layers with such states. A row holds a slot from
-its admission until its end. A free slot may hold a *kept* state: the state after a full block, which is found
-by the block's content id. A request whose prefix ends with this block can continue from the kept state.
+A slot contains one sequence's recurrent states for all layers. Each running row owns a slot. A free slot may
+contain a *kept* state: the state after a full block. A request whose prefix ends with this block can continue
+from the kept state.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,23 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """One engine's state slots, as arrays with an entry for each slot. Only `evolve` calls methods that
-    change the slots. `block_content`: each KV block's content id, int64.
+    """One engine's state slots. Only `evolve` may change the slots. `block_content`: each KV block's content
+    id, int64.
     """
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
         self._block_content = block_content
-        self.num_free = num_slots  # number of slots that no row holds, with or without a kept state
-        self.held = np.zeros(num_slots, np.bool_)  # whether a row holds the slot
-        # The content id of the block after which the slot's kept state was taken, or NO_CONTENT.
+        self.num_free = num_slots  # number of slots that no row owns
+        self.held = np.zeros(num_slots, np.bool_)  # whether a row owns the slot
+        # The kept state's block: the last block that the state covers. Its content id, or NO_CONTENT.
         self.content = np.full(num_slots, NO_CONTENT, np.int64)
-        self.block = np.zeros(num_slots, np.int32)  # the id of this block
-        self.used = np.zeros(num_slots, np.int64)  # time of the last use of the kept state, on `clock`
+        self.block = np.zeros(num_slots, np.int32)  # the id of the kept state's block
+        self.used = np.zeros(num_slots, np.int64)  # the value of `clock` at the kept state's last use
         self.clock = 0
         self._by_content: dict[int, int] = {}
 
     def find(self, content: int) -> int:
-        """Return the slot with the state after the block that has this content id, or NO_STATE."""
+        """Return the slot whose kept state follows the block with this content id, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
 
     def kept(self) -> Iterator[tuple[int, int]]:
@@ -40,7 +40,7 @@ class StateSlots:
 
     def peek(self, count: int) -> np.ndarray:
         """Return the next slots to use, at most `count`, int32. Slots without a kept state come first, then
-        slots whose block has another content now, then the least recently used slots.
+        slots whose block was overwritten, then the least recently used slots.
         """
         free = np.flatnonzero(~self.held)
         kept = self.content[free] != NO_CONTENT
@@ -49,9 +49,7 @@ class StateSlots:
         return free[order[:count]].astype(np.int32)
 
     def take(self, slot: int, source: int) -> None:
-        """Give the slot to a row. `source`: the slot with the kept state from which the row continues, or
-        NO_STATE.
-        """
+        """Give the slot to a row. `source`: the slot whose kept state the row continues from, or NO_STATE."""
         if source not in (NO_STATE, slot):
             self.clock += 1
             self.used[source] = self.clock
@@ -64,7 +62,7 @@ class StateSlots:
         self.num_free += 1
 
     def keep(self, slot: int, content: int, block: int) -> None:
-        """Record that the slot holds the state after `block`, whose content id is `content`."""
+        """Record that the slot contains the state after `block`, whose content id is `content`."""
         self._forget(slot)
         self.clock += 1
         self.content[slot], self.block[slot], self.used[slot] = content, block, self.clock
@@ -101,19 +99,19 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Return whether any row may have a state to keep, if all its drafts are accepted. Most steps have no
-    such row, and comparing whole columns is faster than selecting the step's rows.
+    """Return whether any row may have a state to keep after this step. A fast test over all rows, because
+    most steps have no such row.
     """
     return bool((keep_at <= num_computed).any())
 
 
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
-    """Return the smallest number of tokens above `after` at which a row's state is kept, or NEVER.
+    """Return the next token count after `after` at which a row's state is kept, or NEVER.
 
-    States are kept at multiples of `every` (rounded up to full blocks), at the end of the prefix that was
-    cached at admission (`num_shared`), and at the last full block before the last prompt token. A later
-    request with the same prompt starts at this block, because it must compute the last token to get its
-    logits.
+    States are kept at multiples of `every` (rounded up to full blocks) and after the first `num_shared`
+    tokens, the prefix that was cached at admission. States are also kept after the last full block before the
+    last prompt token. A later request with the same prompt continues there and computes the last token for
+    its logits.
     """
     every = -(-every // block_size) * block_size
     places = [num_shared, (num_prompt - 1) // block_size * block_size]

@@ -1,4 +1,4 @@
-"""Defines a text decoder's sizes and options as plain data. Does not import torch."""
+"""Defines a text decoder's sizes and options as dataclasses, without torch."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from mmengine.checkpoint.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts in the layers that have a mixture: `count` SwiGLUs in each layer.
+    """A mixture of experts: `count` SwiGLUs in each layer of `layers`.
 
-    A token's output is the sum over the outputs from its `top_k` likeliest experts. These outputs are
-    weighted by the router's probabilities, a float32 softmax over all experts.
+    A token's output is the weighted sum over its `top_k` likeliest experts. The weights are the router's
+    probabilities, a float32 softmax over all experts.
     """
 
     count: int
@@ -18,15 +18,15 @@ class ExpertsConfig:
     intermediate_size: int  # The intermediate size of each expert.
     layers: tuple[int, ...]  # Layers with experts; the others are dense.
     norm_top_k: bool = True  # Whether the selected experts' probabilities are divided by their sum.
-    # The size of an additional expert for all tokens, scaled by the sigmoid of its own gate; 0: none.
+    # The intermediate size of a shared expert with a sigmoid gate; 0: no shared expert.
     shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: how many value heads
-    there are, a multiple of `num_key_heads`. `tiled`: whether value head h uses key head h % `num_key_heads`,
-    as in GGUF files; otherwise neighbouring value heads share a key head.
+    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: the number of value
+    heads, a multiple of `num_key_heads`. `tiled`: whether value head h uses key head h % `num_key_heads`, as
+    in GGUF files. Otherwise neighbouring value heads share a key head.
     """
 
     layers: frozenset[int]
@@ -39,7 +39,7 @@ class DeltaConfig:
 
     @property
     def width(self) -> int:
-        """Return the number of channels in the convolution. The channels become q, k and v."""
+        """Return the number of channels in the convolution: all heads of q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
@@ -67,11 +67,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # Whether each head in q and k is normed before rotation.
     tied: bool = False  # Whether the LM head uses the embedding's matrix.
-    rotary_dim: int = 0  # How many values at a head's beginning are rotated; 0: all.
-    # Whether each head's output is multiplied by the sigmoid of a gate. In q_proj's output, each head's gate
-    # follows the head's q.
+    rotary_dim: int = 0  # Number of rotated values at the start of a head; 0: all.
+    # Whether q_proj also computes a gate for each head, which follows the head's q. The gate's sigmoid scales
+    # the head's output.
     gated: bool = False
-    norm_offset: bool = False  # Whether norms add 1 to their weights and round once.
+    norm_offset: bool = False  # Whether norms add 1 to their weights.
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
 

@@ -7,7 +7,7 @@ EMBEDDING = "text.embed_tokens.weight"
 NORM = "text.norm.weight"
 HEAD = "lm_head.weight"
 Shapes = dict[str, tuple[int, ...]]
-Linears = list[tuple[str, int, int, bool]]  # (module name, out, in, whether the layer has a bias).
+Linears = list[tuple[str, int, int, bool]]  # (module name, out, in, whether the layer has a bias)
 
 
 def layer_name(index: int) -> str:

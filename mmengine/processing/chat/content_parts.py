@@ -1,6 +1,6 @@
-"""Converts the content of a message to the form that the chat template reads: a string, or a list of parts.
+"""Converts a message's content to the chat template's format: a string, or a list of parts.
 
-Also cuts a rendered prompt where the text of the final message ends (continue_final_message).
+For `continue_final_message`, also cuts the rendered prompt after the final message's text.
 """
 
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest
 
-# Marks the end of the text to continue. The mark is a high surrogate, while ChatTemplate's marks of special
-# tokens are low surrogates.
+# Marks the end of the text to continue. ChatTemplate uses low surrogates for special tokens, so this mark is
+# a high surrogate.
 CUT = "\ud800"
 
 
@@ -20,7 +20,7 @@ def is_text_in_parts(message: Mapping[str, object]) -> bool:
 
 
 def joined(message: dict) -> dict:
-    """Return the message with its text parts joined to a string."""
+    """Return the message with its text parts joined by line feeds."""
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
@@ -35,8 +35,8 @@ def in_parts(message: dict) -> dict:
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the cut mark and a space after the last text.
 
-    The space shows whether the template strips texts: if so, the space is missing after rendering. Raises
-    InvalidRequest if the last message has no text.
+    If the space is missing after rendering, the template strips texts. Raises InvalidRequest if the last
+    message has no text.
     """
     content = messages[-1].get("content")
     if isinstance(content, str):
@@ -55,7 +55,7 @@ def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut(rendered: str) -> str:
-    """Return the prompt before the cut mark. Raises InvalidRequest if the template dropped the mark."""
+    """Return the rendered prompt up to the cut mark. Raises InvalidRequest if the template dropped the mark."""
     end = rendered.rfind(CUT)
     if end < 0:
         raise InvalidRequest("the model's chat template drops the last message, so it cannot be continued")

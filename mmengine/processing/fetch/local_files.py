@@ -1,5 +1,5 @@
-"""Reads files below a media folder. Each folder on a path is opened relative to its parent's descriptor, so
-that no name leads out of the media folder.
+"""Reads files below a media folder. No path leads out of the media folder, because each folder is opened
+relative to its parent's descriptor.
 """
 
 import os
@@ -16,7 +16,7 @@ from mmengine.processing.fetch.refusals import refused
 MAX_PATH_CHARS = 4096  # Maximum length of a path or a `file:` URL in an untrusted message.
 MAX_DEPTH = 64  # Maximum number of folders between the media folder and a file.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK, because opening a pipe must not wait for the pipe's other end. Pipes are refused after opening.
+# O_NONBLOCK: opening a pipe must not wait for a writer. Pipes are refused after opening.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -35,8 +35,8 @@ class LocalFiles:
     def read(self, name: str, max_bytes: int) -> bytes:
         """Read a regular file below the root. `name`: a path or a `file:` URL.
 
-        Links are not followed. Raises FetchRefused. A missing file and a file outside the root give the same
-        error text, so that the sender cannot find out which files exist there.
+        Links are not followed. Raises FetchRefused. The error text is the same for a missing file and a file
+        outside the root, so that clients cannot find out which files exist.
         """
         parts = self._parts(name)
         try:
@@ -63,7 +63,7 @@ class LocalFiles:
             except ValueError:
                 raise refused("file") from None
             host = split.netloc if split.netloc != "localhost" else ""
-            # The host in file://name counts as the first part of a path below the root.
+            # In file://name, the host is the first part of a path below the root.
             text = unquote(host + split.path)
         if len(text) > MAX_PATH_CHARS or "\0" in text:
             raise refused("file")

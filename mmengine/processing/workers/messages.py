@@ -1,8 +1,7 @@
-"""The messages between an engine and its decoder processes, which are sent over a socket.
+"""The messages between an engine and the processes that decode media, over a socket.
 
-A message is a length (4 bytes), a msgpack struct, and raw bytes whose number is in the struct. Pixels with
-more than MAX_INLINE bytes are sent as the descriptor of an anonymous file, which the engine maps without
-copying.
+A message has a length (4 bytes), a msgpack struct, and raw bytes. Pixels with more than MAX_INLINE bytes are
+sent as the descriptor of an anonymous file. The engine maps this file without copying.
 """
 
 import fcntl
@@ -18,14 +17,14 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # Maximum size of pixels sent inline, because small copies are cheap.
+MAX_INLINE = 2**18  # Maximum size in bytes of pixels in a message.
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The first message to a worker. The worker answers READY when it can decode."""
+    """The first message to a decoder process, which answers READY when it can decode."""
 
     module: str
     settings: bytes
@@ -33,8 +32,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video to decode. The item's files follow the message. If `is_path` is set for a file, the
-    file is sent as a path, otherwise as its contents. `sizes`: the number of bytes sent for each file.
+    """An image or video to decode. The item's files follow the message, as paths (`is_path`) or contents.
+    `sizes`: the number of bytes sent for each file.
     """
 
     modality: str
@@ -50,8 +49,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Decoded pixels, uint8 with the shape `shape`. The pixels follow the message (`inline`), or are in a
-    file whose descriptor came with the message.
+    """Decoded pixels, uint8 with the shape `shape`. The pixels follow the message (`inline`), or the message
+    carries a file descriptor.
     """
 
     shape: tuple[int, int]
@@ -85,10 +84,10 @@ read_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Wire:
-    """One end of the socket between engine and decoder process.
+    """A connection between an engine and a decoder process.
 
-    `ends_at`: deadline of sends and receives, by time.monotonic(); None for no deadline. After the deadline,
-    calls raise TimeoutError. If the other end is gone, calls raise EOFError or OSError.
+    `ends_at`: the time.monotonic() value after which calls raise TimeoutError, or None. If the other process
+    has ended, calls raise EOFError or OSError.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -120,9 +119,7 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """Return a message's encoded struct, and the descriptor that came with the message (or None). The
-        caller closes the descriptor.
-        """
+        """Return a message's encoded struct and file descriptor (or None). The caller closes the descriptor."""
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         descriptor = descriptors[0] if descriptors else None
@@ -166,10 +163,9 @@ def write_file(data: memoryview) -> int:
 
 
 def map_file(descriptor: int, size: int) -> mmap.mmap:
-    """Map a file that another process wrote. Changes to the mapping stay private.
+    """Return a private mapping of a file that another process wrote.
 
-    The file is sealed first, so that no process can change or shorten it. Raises OSError if the file has
-    another size or cannot be sealed.
+    The file is sealed against changes first. Raises OSError if the file has another size or cannot be sealed.
     """
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)

@@ -72,8 +72,8 @@ class AttentionBackend(Protocol):
     """
 
     reads_unwritten: bool
-    """Whether `run` reads KV after a row's last token, even if only to multiply it by 0. If so, blocks are
-    zeroed before their first use. An earlier request may have left NaN in a block, and 0 times NaN is NaN.
+    """Whether `run` reads KV after a row's last token, with weight 0. If so, blocks are zeroed before use,
+    because 0 times an old NaN is NaN.
     """
 
     captures: bool
