@@ -1,4 +1,4 @@
-"""Opens a GGUF text model's projector file (the vision tower), and checks that the projector fits the model."""
+"""Opens a GGUF text model's projector file (the vision tower), and checks that both files match."""
 
 from pathlib import Path
 

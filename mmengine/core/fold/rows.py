@@ -1,4 +1,4 @@
-"""Applies events to rows of the batch: assigns a row to a request, adds blocks and tokens, and frees the row."""
+"""Applies events to rows of the batch: assigns rows to requests, adds blocks and tokens, frees rows."""
 
 from collections.abc import Iterable
 
@@ -115,7 +115,7 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def fill_with_result(state: State, rows: np.ndarray) -> None:
-    """Record the contents of blocks that became full with new tokens. `rows`: the rows with new tokens, intp."""
+    """Record the contents of blocks that became full. `rows`: the rows with new tokens, intp."""
     if not state.config.enable_prefix_caching:
         return
     rows = rows[state.ended[rows] < BROKEN]

@@ -55,7 +55,7 @@ def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut(rendered: str) -> str:
-    """Return the rendered prompt up to the cut mark. Raises InvalidRequest if the template dropped the mark."""
+    """Return the prompt up to the cut mark. Raises InvalidRequest if the template dropped the mark."""
     end = rendered.rfind(CUT)
     if end < 0:
         raise InvalidRequest("the model's chat template drops the last message, so it cannot be continued")

@@ -119,7 +119,7 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """Return a message's encoded struct and file descriptor (or None). The caller closes the descriptor."""
+        """Return a message's encoded struct and descriptor (or None). The caller closes the descriptor."""
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         descriptor = descriptors[0] if descriptors else None
