@@ -1,4 +1,4 @@
-"""The registry of block stores, from which the setting `block_store` chooses one by name."""
+"""The registry of block stores. The setting `block_store` is a name in this registry."""
 
 from collections.abc import Callable
 from typing import TypeAlias

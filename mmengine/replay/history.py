@@ -1,6 +1,5 @@
-"""The invariants of a run's history: each request ends once, and each token is delivered once, in order, to
-the request's consumer. Unlike the invariants in invariants.py, the invariants of the history depend on the
-sequence of events and on the engine's outputs.
+"""Checks a run's history: each request must end once, and each token must be delivered once, in order.
+invariants.py checks single states instead.
 """
 
 from collections import deque
@@ -25,7 +24,7 @@ DESCRIPTIONS = {
 
 
 class _Pending:
-    """The tokens of a live request that no output has contained yet, and the request's finish reason."""
+    """A live request's undelivered tokens and finish reason."""
 
     __slots__ = ("end", "tokens")
 
@@ -35,18 +34,18 @@ class _Pending:
 
 
 class History:
-    """Follows a run and checks the invariants of its history.
+    """Checks the invariants of a run's history, event by event.
 
-    `state`: the state before the next event. `names`: the invariants to check. `has_outputs`: whether
-    `outputs` is called after each call of the engine. `begins`: whether the run begins with the log's first
-    record, so that every request id is known. `broken`: name and text of the first broken invariant, or None.
+    `state`: the state before the next event. `names`: the invariants to check. `has_outputs`: whether the
+    caller calls `outputs` after each call of the engine. `begins`: whether the run begins with the log's
+    first record. `broken`: name and text of the first broken invariant, or None.
     """
 
     def __init__(self, state: State, names: Iterable[str], *, has_outputs: bool = True, begins: bool = True):
         self._state, self._names = state, frozenset(names)
         self._has_outputs, self._begins = has_outputs, begins
         self._lengths = {name: _length(state, name) for name in state.requests}
-        self._ended: set[str] = set()  # Requests whose answers are not delivered yet.
+        self._ended: set[str] = set()  # Ended requests with undelivered tokens.
         self._grown: list[str] = []  # Requests that got tokens from the last event.
         # A session and its expected tokens after the last event.
         self._chunk: tuple[str, np.ndarray] | None = None
@@ -55,7 +54,9 @@ class History:
         self.broken: tuple[str, str] | None = None
 
     def before(self, event: ev.Event) -> None:
-        """Check the state after the last event. Then record `event`, which is about to be applied."""
+        """Check the state after the last event, and prepare the check of `event`. Call before `event` is
+        applied.
+        """
         self.check()
         match event:
             case ev.Executed():
@@ -95,7 +96,7 @@ class History:
             self._chunk = None
 
     def outputs(self, outputs: Iterable[Output]) -> None:
-        """Compare the engine's outputs with the tokens and ends of requests since the previous outputs."""
+        """Check that the engine's outputs contain exactly the tokens and ends since the last call."""
         for output in outputs:
             name = output.request_id
             pending = self._pending.pop(name, None) or _Pending()

@@ -1,12 +1,12 @@
-"""Opens a log as a Python object, with which you can iterate over events and steps, stop at a step, inspect
-the state, and run the real scheduler on the state.
+"""Opens a log as a Python object, for iterating over events and steps, inspecting states, and running the
+scheduler on a logged state.
 
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
     step.view.waiting           # the waiting requests
     step.decide()               # `schedule` again, on that state: set a breakpoint in it
 
-By default, nothing is compared with the log. `verify` compares a whole log.
+Decisions are not compared with the log. The command `verify` compares a whole log.
 """
 
 from collections import deque
@@ -30,10 +30,10 @@ from mmengine.replay.findings import Findings
 
 
 def open_log(folder: str | PathLike, findings: Findings | None = None) -> "Timeline":
-    """Open a log for inspection. Raises LogError if there is no log, and CorruptLog if the log is damaged.
+    """Return a log's Timeline. Raises LogError if there is no log, and CorruptLog if the log is damaged.
 
-    `findings` collects the decisions that break a rule of the state. Iteration ends before a decision that
-    the state cannot take.
+    `findings` collects the decisions that break a rule. Iteration ends before a decision that cannot be
+    applied.
     """
     return Timeline(Path(folder), findings)
 
@@ -42,8 +42,8 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Yield each record with the state before it. There is a single state object, which advances with the
-    iteration. The iteration ends before a decision that the state cannot take.
+    """Yield each record with the state before the record. All records share one state object, which changes
+    during the iteration. Ends before a decision that cannot be applied.
     """
     state = log.first_state()
     for record in log:
@@ -57,10 +57,9 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Return whether the scheduler (`schedule`) made this event. `state`: the state before the event.
+    """Return whether the event is a decision of `schedule`. `state`: the state before the event.
 
-    Preemptions after a failed step, a crash or a cache reset are not the scheduler's decisions, because they
-    happen before the scheduler runs.
+    The engine itself preempts requests after a failed step, a crash or a cache reset.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -73,10 +72,9 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
 
 
 def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (row, int32 token ids) for each row that gains tokens by the event. `state`: the state before the
-    event.
+    """Yield (row, int32 token ids) for each row that gets tokens. `state`: the state before the event.
 
-    Rows that failed gain no tokens, and rows whose request ended while the step was running gain none either.
+    Failed rows and rows whose request ended during the step get no tokens.
     """
     sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
     counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
@@ -90,8 +88,8 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
 
 
 class Timeline:
-    """A log on disk. Each iteration reads the log again. `started` and `config` come from the first record.
-    `findings`: the decisions that break a rule, up to the record that has been read.
+    """A log on disk. Each iteration reads the log again. `started`, `config`: from the first record.
+    `findings`: the decisions so far that break a rule.
     """
 
     def __init__(self, folder: Path, findings: Findings | None = None):
@@ -101,18 +99,18 @@ class Timeline:
         self.started, self.config = first.started, first.config
 
     def events(self) -> Iterator[tuple[State, Record]]:
-        """Yield each record with the state before it.
+        """Yield each record with the state before the record.
 
-        The state changes as the iteration advances, so copy the values that you need later. Raises CorruptLog
-        if the log is damaged or contradicts itself.
+        The state object changes during the iteration, so copy the values that you need later. Raises
+        CorruptLog if the log is damaged or contradicts itself.
         """
         return fold(CheckedLog(self.folder, findings=self.findings))
 
     def steps(self) -> Iterator["Step"]:
-        """Yield every step that has decisions, with the state just before its first decision.
+        """Yield every step that has decisions, in the state before the first decision.
 
-        A step is valid until the iteration continues. Raises the errors of `events`. Also raises Diverged if
-        `decide` was called on a step and decided differently from the log.
+        A step is valid until the iteration continues. Raises the errors of `events`, and Diverged if a call
+        of `decide` differed from the log.
         """
         log = CheckedLog(self.folder, findings=self.findings)
         state = log.first_state()
@@ -135,10 +133,9 @@ class Timeline:
                 ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
-        """Return the step with this number, with the state just before its first decision. Unlike a step of
-        `steps`, the returned step stays valid.
+        """Return the step with this number, in the state before its first decision. The step stays valid.
 
-        Raises LogError if the step has no decisions. The error names the steps with decisions.
+        Raises LogError if the step has no decisions.
         """
         first = last = None
         for step in self.steps():
@@ -152,12 +149,11 @@ class Timeline:
 
 
 class Step:
-    """A step that is about to be decided. `state` is the state at this moment. `view` is the read-only view
-    of the state that the scheduler gets.
+    """A step before its decisions. `state`: the current state. `view`: the scheduler's read-only view of the
+    state.
 
     `logged`: the decisions in the log, in order. `record`: the first decision's record, with its time.
-    `is_whole` is False if the step's last decision may be missing, because the log or the process that wrote
-    it may have ended earlier.
+    `is_whole`: False if the log may end before the step's last decision.
     """
 
     def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):
@@ -172,9 +168,8 @@ class Step:
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Let this build's scheduler decide the next event, apply the event, and return it. Returns None if
-        the step is complete. Raises CorruptLog if the scheduler fails on this state, or if the state cannot
-        take the decision.
+        """Return the installed scheduler's next decision and apply it, or return None if the step is
+        complete. Raises CorruptLog if the scheduler fails or if the decision cannot be applied.
         """
         try:
             event = self._scheduler.schedule(self.view)
@@ -191,19 +186,17 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let this build's scheduler decide the rest of the step, and return all events of the step.
+        """Let the installed scheduler decide the rest of the step, and return all decisions of the step.
 
-        The state advances to the point at which the step is about to run. If the log is sound and was written
-        with this build's rules, the events equal `logged`.
+        Afterwards the step is about to run. The decisions equal `logged` if the same version wrote the log.
         """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """Yield the step's remaining decisions in the log. When a decision is yielded, the state is the state
-        before this decision. At the end, the step is about to run. A decision that the state cannot take is
-        the last decision yielded.
+        """Yield the step's remaining logged decisions, and apply each decision after yielding it. Ends at a
+        decision that cannot be applied.
         """
         for record in self._records[len(self.decided) :]:
             yield record.event
@@ -215,8 +208,8 @@ class Step:
             self.decided.append(record.event)
 
     def num_agreed(self) -> int:
-        """Return the number of logged decisions that this build's scheduler decided, too. Raises Diverged if
-        a decision differs.
+        """Return how many logged decisions the installed scheduler repeated. Raises Diverged if a decision
+        differs.
         """
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
@@ -232,8 +225,7 @@ class Step:
 def _most_decisions(state: State) -> int:
     """Return an upper limit on the number of events in a step.
 
-    In a step, each row is freed at most once and assigned at most once, and each media item is evicted at
-    most once. Each freed row, assigned row or evicted item takes at most one session's lease.
+    A scheduler that exceeds the limit would never end the step.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
@@ -242,8 +234,8 @@ def _most_decisions(state: State) -> int:
 def _decisions(
     log: CheckedLog, state: State, first: Record, records: Iterator[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """Return the scheduling records of the step from `first` on, and a list with the record after these
-    records, if there is one. The records are read but not applied.
+    """Return the step's scheduling records, beginning with `first`, and a list with the record that follows
+    (or an empty list). No record is applied.
     """
     logged, following = [first], []
     most = _most_decisions(state)

@@ -49,8 +49,8 @@ Stops = tuple[tuple[int, str], ...]
 class ComputedStep(msgspec.Struct, frozen=True, eq=False):
     """A step that was launched up to its logits.
 
-    `logits`: float32 [s, vocab_size], one row for each entry in `batch`; None if no row samples. The other
-    fields are as in LaunchedStep.
+    `logits`: float32 [s, vocab_size], for the s positions in `batch`; None if no row samples. For the other
+    fields, see LaunchedStep.
     """
 
     plan: StepPlan
@@ -63,17 +63,17 @@ class ComputedStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depends_on_sampled(self) -> bool:
-        """Whether the step's masks or forced tokens depend on the tokens that the previous step samples."""
+        """Whether the step's masks or forced tokens depend on the previous step's tokens."""
         return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
 class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     """A step that was launched, including its sampling.
 
-    `sampled`: host tensors, which may be read once the device has finished. `batch`: the positions that
-    sample. A row with drafts has several positions (see `runs`), any other row has one. `lazy_masked`: rows
-    whose grammar was completed while sampling, and rows that got no token. `target_states`: input for a draft
-    head that drafts after this step. `draft_room`: the plan's limits on drafts, for the rows that sample.
+    `sampled`: host tensors, valid once the device has finished. `batch`: the sampled positions; a row with
+    drafts has several (see `runs`). `lazy_masked`: rows that completed their grammar or failed during
+    sampling. `target_states`: input for a draft head. `draft_room`: the plan's limits on the next drafts, for
+    the rows that sample.
     """
 
     batch: SampleRows
@@ -88,7 +88,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the results of launched steps. `watcher`, `matchers`, `drafting`: None if no row can use them."""
+    """Reads the results of launched steps. `watcher`, `matchers`, `drafting`: None if the engine has none."""
 
     rows: RowColumns
     sampler: Sampler
@@ -147,9 +147,9 @@ class Reader:
         return result
 
     def _read_runs(self, launched: LaunchedStep, token_ids: np.ndarray, runs: Runs) -> StepResult:
-        """Return the result of a step with drafts, in which a row may return several tokens.
+        """Return the result of a step with drafts, which may give a row several tokens.
 
-        Each row ends at the token at which it would have ended without drafts.
+        Rows stop at the same token as without drafts.
         """
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
@@ -159,8 +159,8 @@ class Reader:
                 depth = position - int(runs.first[row])
                 if depth == 0:
                     errors.setdefault(row, NOT_FINITE)
-                # Keep the tokens before a position without finite logits. The next step computes this
-                # position again, and fails the row if the logits are still not finite.
+                # Only the tokens before the non-finite logits are used. The next step computes this position
+                # again, and the row fails if the logits are still not finite.
                 counts[row] = min(counts[row], max(depth, 1))
         batch = launched.batch
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
@@ -197,7 +197,7 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return where rows stop within their accepted tokens, and shorten `counts` to these positions."""
+        """Return the stops within the rows' accepted tokens, and shorten `counts` to the stops."""
         if not may_stop(token_ids, batch, self.rows):
             return ()
         stops: dict[int, str] = {}
@@ -213,11 +213,11 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Count the accepted tokens for penalties and history rules, one token of each row at a time."""
+        """Count the accepted tokens for penalties and history rules."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             sampled_tokens = upload(token_ids[positions].astype(np.int64), self.sampler.device)
-            with torch.inference_mode():  # the tables of counts were created in inference mode
+            with torch.inference_mode():  # the sampler's tables were created in inference mode
                 self.sampler.count(batch.take(positions), sampled_tokens)
 
     def _end_in_runs(
@@ -230,16 +230,15 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return `stops` and a stop for each row whose grammar is complete. If a row has two stops, the
-        earlier stop is returned.
+        """Return `stops` and a stop for each row whose grammar is complete: the earlier stop if a row has
+        two.
 
-        All positions in a row are sampled together, so tokens may follow the token that completes the
-        grammar. `complete`: row -> number of tokens, for rows whose grammar was found complete while
-        sampling. Changes `counts` and `errors`.
+        Tokens after the end of the grammar are cut. `complete`: row -> number of tokens, for rows that
+        completed their grammar during sampling. Changes `counts` and `errors`.
         """
         stopped = dict(stops)
         repeating = self._take_repeating(heads, stopped)
-        over = dict(stopped)  # keeps the rows that `_cut` removes from `stopped` because they continue
+        over = dict(stopped)  # `_cut` may remove rows from `stopped`
         self._cut(heads, stopped)
         continuing, sampled_tokens = [], []
         for row in self._masked(heads):
@@ -255,10 +254,10 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Correct the entries in `stops` for rows that have a grammar and ended at a stop string.
+        """Correct `stops` for rows that have a grammar and ended at a stop string.
 
-        The kind becomes STRING if the grammar was complete before the stop string, and CUT if it was not. A
-        row is removed if it continues with tokens that complete the grammar.
+        The kind becomes STRING if the grammar was complete, otherwise CUT. Rows that continue with closing
+        tokens for their grammar are removed.
         """
         if self.matchers is None or self.watcher is None:
             return
@@ -282,8 +281,8 @@ class Reader:
         return found
 
     def _close(self, batch: SampleRows, repeating: list[int], stops: dict[int, str]) -> None:
-        """Add to `stops` each row in `repeating`, except a row that continues with tokens that complete its
-        grammar. Call this method after the grammars have advanced by the rows' tokens.
+        """Add the rows in `repeating` to `stops`, except rows that continue with closing tokens for their
+        grammar. Call after the grammars have advanced.
         """
         for index in repeating:
             is_complete = self.matchers is not None and self.matchers.close(int(batch.rows[index]))
@@ -291,12 +290,11 @@ class Reader:
                 stops[index] = REPETITION_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` sorted by row. If a closer (which completes a grammar's text) chose a text's last
-        tokens, the text's stop gets the kind CLOSED or REPETITION_CLOSED.
+        """Return `stops` sorted by row. A closer generates the tokens that complete a truncated value. Stops
+        after a closer get the kind CLOSED or REPETITION_CLOSED.
         """
         closers = {} if self.matchers is None else self.matchers.closers
-        # `closers` may still contain the closer of the row's previous request, so the option is checked
-        # first.
+        # The option is checked first, because `closers` may contain the row's previous request.
         options = batch.columns["options"]
         named = []
         for index, kind in sorted(stops):
@@ -325,8 +323,8 @@ class Reader:
         return {continuing[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
-        """Return the rows whose grammar was applied as a mask. The grammars of these rows have not advanced
-        by the sampled tokens yet.
+        """Return the rows whose grammar was applied as a mask. These grammars must still advance by the
+        sampled tokens.
         """
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
@@ -337,9 +335,9 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Add to `result` the drafts for the rows that continue, and the time that drafting took.
+        """Add drafts for the continuing rows and the drafting time to `result`.
 
-        `counts`: number of tokens that each row returned; None: one token each.
+        `counts`: each row's number of tokens; None: one token each.
         """
         if self.drafting is None or not self.drafting.num_followed:
             return

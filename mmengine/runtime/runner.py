@@ -1,8 +1,8 @@
-"""Computes the steps of a model on one device, from a plan to the sampled tokens.
+"""Computes a model's steps on one device, from the plan to the sampled tokens.
 
 A step has three phases. `launch` computes logits and `sample` chooses tokens, both without waiting for the
-device. `finish` reads the tokens and finds stops. On a CPU the phases directly follow one another. A step
-with grammars is sampled only after the previous step was read, which may be long after the launch.
+device. `finish` reads the tokens and finds stops. A step with grammars is sampled only after the previous
+step's `finish`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +67,8 @@ class ModelRunner:
         head: HeadNetwork | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Build a runner. `recorder`: captures decode-only steps and the encoder, if the attention backend
-        and the encoder can be captured.
+        """Build a runner. `recorder`: captures decode-only steps and the encoder as graphs where possible, or
+        None.
         """
         spec = model.spec
         device = placement.device.torch_device
@@ -103,7 +103,7 @@ class ModelRunner:
         )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
-        # Writes computed KV and features to a block store, and fetches stored KV and features.
+        # The block store for KV and encoder features.
         self._store: StoreClient | None = None
         # Sends encoder features to the other ranks of a sharded model.
         self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -111,22 +111,23 @@ class ModelRunner:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
         self._prompt_logprobs = PromptLogprobsGatherer()
-        # For several steps in flight: each row's last sampled token, which is an input of the next step.
+        # Each row's last sampled token, the next step's input if several steps are in flight.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     @property
     def captures(self) -> str:
-        """A description of the steps that can be captured, equal on all ranks; "" if none can be captured."""
+        """A description of the capturable steps, the same on all ranks; "" if no step is capturable."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # The slots and lengths of recurrent states are host arguments, which a graph would replay unchanged.
+        # Recurrent states have host arguments, and a graph would replay old values.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
-        """Capture decode-only steps, a draft head's passes and the encoder, and replay them from now on.
+        """Capture decode-only steps, a draft head's passes and the encoder as graphs, and replay the graphs
+        later.
 
-        Parts that cannot be captured are left out. `capture`: the function that captures decode-only steps.
+        Skips everything that cannot be captured. `capture`: the function that captures decode-only steps.
         """
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
@@ -150,9 +151,9 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """For each captured part: the number of replayed runs, and the number of other runs by reason.
+        """For each kind of graph: the number of replays, and the number of uncaptured runs by reason.
 
-        The parts are "steps", "chains" (passes of a draft head) and "encodings" (calls of the encoder).
+        The kinds are "steps", "chains" (a draft head's passes) and "encodings" (encoder calls).
         """
         found = {}
         if self.graphs is not None:
@@ -166,7 +167,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, in the order of the drafter numbers."""
+        """Each drafter's name and failure count."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -174,7 +175,7 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # if all requests end, no later step drops a partly encoded item
+        if not self._media:  # without requests, no later step drops partly encoded items
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
@@ -197,8 +198,8 @@ class ModelRunner:
         return self._store
 
     def take_fetched(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
-        """Return (block ids, KV) for blocks that the block store sent for the plan. The pairs are removed
-        from the client, so call this method once, at dispatch.
+        """Return (block ids, KV) for the plan's blocks from the block store. Call once, at dispatch, because
+        the client forgets the KV.
         """
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
@@ -232,7 +233,7 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and drafts_for_no_row(plan):
-                # Store the states now, because the next step may be prepared before this step is read.
+                # The next step may be prepared before this step is read.
                 head.wait(target_states)
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
@@ -261,7 +262,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step without rows, which only encodes a part of an item and runs the block copies."""
+        """Launch a step that only encodes media and copies blocks."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
@@ -288,15 +289,15 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return the hidden states, the step's inputs, and the tokens' positions [3, t]. In the inputs,
-        `sample_tokens` contains indices into the hidden states.
+        """Return the hidden states, the step's inputs, and the tokens' positions [3, t]. The inputs'
+        `sample_tokens` are indices into the hidden states.
         """
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
-        self._kv.copy(plan)  # before clearing, because a block that was swapped out may be cleared
+        self._kv.copy(plan)  # before clearing, because swapped-out blocks may be cleared
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(written_slots(plan), self._config.block_size)
             if len(fresh):
@@ -325,7 +326,7 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """Return the rows that sample, and their logits, float32 [s, vocab_size]; None if no row samples."""
+        """Return the sampled positions and their logits, float32 [s, vocab_size], or None without samples."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
@@ -334,8 +335,8 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: ComputedStep) -> LaunchedStep:
-        """Launch the sampling of a launched step. If rows have grammars or reasoning budgets, the previous
-        step must be read first.
+        """Launch a step's sampling. If rows have grammars or reasoning budgets, call `finish` for the
+        previous step first.
         """
         with torch.inference_mode():
             launched = self._sample(computed)
@@ -355,10 +356,10 @@ class ModelRunner:
             )
         else:
             sampled, lazy_masked = self._sampler.sample(logits, batch, forced=forced), LazyMaskResult({}, {})
-        # A step with drafts is read before the next step is planned, so it needs no `_last_tokens`.
+        # Steps with drafts never overlap the next step, so they need no `_last_tokens`.
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
-            # A row without a token has failed, so any valid token id is sufficient.
+            # A failed row has a negative id, and needs any valid id here.
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)
         room = plan.draft_room
         if room is not None and len(room):

@@ -1,5 +1,5 @@
 """Follows the blocks of a request's prefix through the prefix cache: which requests computed the blocks, when
-the blocks were lost, and which requests got them.
+the blocks were evicted, and which requests reused the memory.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The period during which a prefix block was cached.
+    """The steps during which a prefix block was cached.
 
-    `since`, `by`: the step and the request that computed the block. `until`: the step in which the block was
-    lost, or -1 while it is cached. `why`: the reason for the loss. `taken_by`: the request that got the
-    block. `note`: a clause that is set if this build's rules would have taken other blocks.
+    `since`, `by`: the step and the request that computed the block. `until`: the step that evicted the block,
+    or -1 while it is cached. `why`: the reason for the eviction. `taken_by`: the request that got the block's
+    memory. `note`: a remark if the installed scheduler would have evicted other blocks, otherwise "".
     """
 
     since: int
@@ -32,11 +32,11 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class PrefixTrail:
-    """Follows the blocks that would be prefix hits of a request, starting at the log's first record.
+    """Follows the blocks that are prefix cache hits for a request, from the log's first record.
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
-    tokens at admission. `ahead`: the constant `media_ahead` of the log, see STARTED. `by`: the request that
-    computed the blocks that are present at the start.
+    tokens at admission. `ahead`: the log's constant `media_ahead` (see STARTED). `by`: the request that
+    computed the blocks in the first state.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
@@ -46,24 +46,24 @@ class PrefixTrail:
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
         self._extras = block_extras(request, 0, self.num_blocks, size, ahead, state.config.whole_prompt)
         self._by = by
-        self._blocks: list[int] = []  # The blocks that currently hold the prefix, in order.
+        self._blocks: list[int] = []  # The ids of the cached prefix blocks, in order.
         self._content: list[int] = []
-        # Maps the index of a block in the prefix to the block's current or last period in the cache.
+        # Maps a block's index in the prefix to its latest time in the cache.
         self.losses: dict[int, Loss] = {}
 
     @property
     def length(self) -> int:
-        """The number of prefix blocks that are in the cache now."""
+        """The number of cached prefix blocks."""
         return len(self._blocks)
 
     def loses(self, event: ev.Event) -> bool:
-        """Return whether the event, which is not applied yet, gives a block of the prefix to a request."""
+        """Return whether the event evicts a prefix block. Call before the event is applied."""
         new = getattr(event, "new_blocks", b"")
         return bool(new) and bool(np.isin(self._blocks, np.frombuffer(new, np.int32)).any())
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: if the event takes blocks, the
-        decision that this build's rules would make instead, or None if it is unknown.
+        """Update the trail with a record that was just applied. `expected`: the installed scheduler's
+        decision in place of the record's event, or None if unknown.
         """
         index = state.blocks.index
         if self._blocks:
@@ -94,12 +94,11 @@ class PrefixTrail:
             self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by, note)
 
     def difference(self, state: State) -> dict[str, Any]:
-        """Compare the prefix's first block that is not cached with the cached blocks that follow the cached
-        part of the prefix.
+        """Return how the prefix's first uncached block differs from the cached blocks at its position.
 
-        Returns a dict. `kind` says what differs: "tokens", "media or salt", or "nothing" if no cached block
-        follows the prefix. `others`: the number of cached blocks that follow. `at`: the first token position
-        of the request at which the most similar block differs.
+        In the returned dict, `kind` is "tokens", "media or salt", or "nothing" if no block is cached at this
+        position. `others`: the number of cached blocks at this position. `at`: the request's first token that
+        differs from the most similar block.
         """
         index, number = state.blocks.index, self.length
         parent = self._content[-1] if self._content else ROOT
@@ -124,7 +123,7 @@ def _holder(state: State, block: int) -> str:
 
 
 def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
-    """Return the reason why the record removed the blocks, and the request that got the blocks, or ""."""
+    """Return why the record evicted the blocks, and the request that got the blocks, or ""."""
     match record.event:
         case ev.Admitted(request_id=name):
             return "taken", name
@@ -140,8 +139,8 @@ def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
 
 
 def describe_miss(trail: PrefixTrail, state: State, number: int, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the reason why block `number` of the request `name` was no prefix hit, as a text and as a dict
-    with the numbers in the text.
+    """Return why block `number` of the request `name` was no prefix cache hit: as a text, and as a dict with
+    the text's numbers.
     """
     loss = trail.losses.get(number)
     if loss is not None and loss.until >= 0:

@@ -1,4 +1,4 @@
-"""The interface for attention backends, and the metadata that a backend gets in each step."""
+"""The interface for attention backends, and each step's attention metadata."""
 
 from typing import NamedTuple, Protocol
 
@@ -15,22 +15,21 @@ from mmengine.runtime.kv.pool import KVPool
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     """The lengths, slots and block tables for a step with n rows (requests) and t tokens, on the host.
 
-    A row's tokens are adjacent. CPU kernels read these arrays in place. Other backends copy them to their
+    A row's tokens are adjacent. CPU kernels read these arrays in place; other backends copy them to the
     device.
     """
 
     query_lens: np.ndarray  # int32 [n], number of each row's tokens in this step, at least 1
     kv_lens: np.ndarray  # int32 [n], number of each row's tokens after this step
-    slots: np.ndarray  # int64 [t], where each token's KV is stored: block * block_size + offset
-    # int32 [n, b], each row's block ids. The array is a view, so the row stride may exceed b. Entries after
-    # the blocks for a row's kv_lens tokens name arbitrary blocks in the pool.
+    slots: np.ndarray  # int64 [t], each token's KV slot: block * block_size + offset
+    # int32 [n, b], each row's block ids. The row stride may exceed b. After a row's last block, the ids are
+    # arbitrary but valid.
     table: np.ndarray
-    # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
+    # int32 [n], number of drafts at the end of each row; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [t], the number of each token's run (ModelSpec.runs) within its row; -1: no run. None: no token
-    # belongs to a run
+    # int32 [t], the index of each token's bidirectional run (ModelSpec.runs) in its row, or -1. None: no runs
     run_ids: np.ndarray | None = None
-    # The slots and tables for block groups with a window. `slots` and `table` above are for the first group.
+    # Slots and tables for the sliding-window block groups; `slots` and `table` are for the first group.
     windows: tuple[WindowPlan, ...] = ()
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,7 +55,7 @@ class Bucket(NamedTuple):
 
 
 def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
-    """Return why a GPU is too old, if its compute capability is lower than `needed`, or else None."""
+    """Return an error text if the GPU's compute capability is lower than `needed`, otherwise None."""
     if capability >= needed:
         return None
     have, need = (".".join(map(str, each)) for each in (capability, needed))
@@ -64,11 +63,11 @@ def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over a KVPool. After `begin` a backend also implements models.plugin.AttentionPort.
+    """Paged attention over a KVPool. Also implements models.plugin.AttentionPort after `begin`.
 
     Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens. Each query
-    attends to its own token and to all earlier tokens in the row. In each layer `append` is called for all
-    rows before `run`, so a row may read blocks that another row fills in the same step.
+    attends to its own token and to all earlier tokens in the row. Each layer calls `append` for all rows
+    before `run`, so that a row can read blocks that another row fills in the same step.
     """
 
     reads_unwritten: bool
@@ -85,9 +84,9 @@ class AttentionBackend(Protocol):
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None: ...
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        """Prepare a step: compute everything that its layers share.
+        """Compute the data that all layers of a step share.
 
-        With `bucket` the step has the bucket's size, and is captured or replayed.
+        `bucket`: the step's size if the step is captured or replayed.
         """
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

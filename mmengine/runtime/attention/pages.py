@@ -1,7 +1,7 @@
-"""Converts a step's block tables to FlashInfer's format, in which all rows' blocks (pages) form one list.
+"""Converts a step's block tables to FlashInfer's format: a list with the blocks (pages) of all rows.
 
 Row i has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to page_starts[i +
-1] in the list. All its pages are full except the last page, which holds last_page_len[i] tokens.
+1] in the list. The row's last page has last_page_len[i] tokens, and the row's other pages are full.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Places = slice | np.ndarray
 class Part(NamedTuple):
     """n rows whose attention is computed in a single call. The arrays are int32 on the host."""
 
-    tokens: Places  # indices of the rows' tokens in the step: a slice, or intp [query_starts[-1]]
+    tokens: Places  # the rows' tokens in the step: a slice, or intp indices
     query_starts: np.ndarray  # [n + 1]
     page_starts: np.ndarray  # [n + 1]
     pages: np.ndarray  # [page_starts[-1]]
@@ -27,15 +27,15 @@ class Part(NamedTuple):
 
 
 def whole_step(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all rows in the step as a single part."""
+    """Return a Part with all rows in the step."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
-    """Return a part with the rows that have one query, and a part with all other rows. An empty part is None.
+    """Return a Part with the decode rows (one query) and a Part with the prompt rows. An empty Part is None.
 
-    A decode kernel reads a row's KV once for all heads that share the KV. A prompt kernel computes tiles of
-    queries, which a row with a single query would leave almost empty.
+    FlashInfer has different kernels for the two kinds. The prompt kernel computes tiles of queries and is
+    slow for a single query.
     """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
@@ -51,17 +51,14 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """Return the maximum number of pages for a row.
 
-    A row needs pages for the longest request that the model and a pool with `num_blocks` blocks allow, and
-    for the request's drafts.
+    A row needs pages for the longest possible request in a pool with `num_blocks` blocks, and for drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with these rows in the step (ascending). `starts` [n]: the index of each row's first
-    token.
-    """
+    """Return a Part with these rows (ascending). `starts` [n]: the index of each row's first token."""
     counts = meta.query_lens[rows]
     if rows[-1] - rows[0] + 1 == len(rows):
         tokens: Places = slice(int(starts[rows[0]]), int(starts[rows[-1]] + counts[-1]))
@@ -73,9 +70,7 @@ def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size:
 def _lists(
     query_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return query_starts, page_starts, pages and last_page_len for rows that each have at least one
-    token.
-    """
+    """Return query_starts, page_starts, pages and last_page_len."""
     num_pages = -(-kv_lens // block_size)
     own = np.arange(table.shape[1]) < num_pages[:, None]
     return (
@@ -87,7 +82,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return each row's start, followed by the last row's end, int32 [n + 1]."""
+    """Return the cumulative sums of `lengths` from 0, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

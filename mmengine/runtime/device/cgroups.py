@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
-Read = Callable[[Path], float]  # returns the limit of a cgroup from its folder; infinite without a limit
+Read = Callable[[Path], float]  # returns a cgroup's limit from its folder, or infinity
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """Return the smallest limit for `controller` among this process's cgroups; infinite without a limit.
+    """Return the smallest limit for `controller` among this process's cgroups, or infinity.
 
     `read_v2`, `read_v1`: functions that read one cgroup's limit. A missing or unreadable file means no
     limit. `root`: the folder that contains proc and sys.
@@ -32,9 +32,7 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folders for a cgroup and its ancestors up to `mount`. A container may not see all
-    folders.
-    """
+    """Return the folders for a cgroup and its ancestors up to `mount`. In a container, some may not exist."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 

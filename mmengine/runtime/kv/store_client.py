@@ -1,11 +1,11 @@
-"""Exchanges KV blocks and encoder outputs with a block store, in a reader thread and a writer thread.
+"""Reads and writes KV blocks and encoder outputs in a block store, in a reader thread and a writer thread.
 
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-In this file a row is a block's KV in all layers. The engine's loop never waits for the store. If the store is
-slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, no further requests are sent to the
-store. A value is used only if its seal, a checksum, is valid (block_store/sealed.py).
+In this file, a row is a block's KV in all layers. The engine's loop never waits for the store. A slow store
+loses rows beyond MAX_WAITING_BYTES. While a read hangs, requests do not ask the store. A value is used only
+if its seal, a checksum, is valid (block_store/sealed.py).
 """
 
 import hashlib
@@ -34,18 +34,18 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_WAITING_BYTES = 256 * 2**20  # maximum size of computed rows that are not written yet
-# Maximum size of fetched rows that no step has taken yet. A single request gets at most half.
+MAX_WAITING_BYTES = 256 * 2**20  # maximum size of computed rows that wait for the writer
+# Maximum size of fetched rows that wait for a step. A single request gets at most half.
 MAX_FETCHED_BYTES = 2**31
-MAX_KNOWN = 2**17  # maximum number of remembered names of stored values
-NAMESPACE_BYTES = 16  # length of the prefix that precedes each name in a key
+MAX_KNOWN = 2**17  # maximum number of stored values whose names are remembered
+NAMESPACE_BYTES = 16  # length of a key's prefix; the value's name follows
 Result = TypeVar("Result")
 CLOSE_S = 10.0  # maximum time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
     """Return a key prefix for stored values. Engines with different weights, dtypes, block sizes or ranks get
-    different prefixes, because the values differ.
+    different prefixes.
 
     `kind`: "kv" or "features".
     """
@@ -59,7 +59,7 @@ def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) 
 
 
 class StoreClient:
-    """Implements RemoteBlocks (core/remote_blocks.py) for KV blocks and for encoder outputs (`features`)."""
+    """Implements RemoteBlocks (core/remote_blocks.py) for KV blocks and encoder outputs (`features`)."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class StoreClient:
         self._digests: ContentDigests | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # guards the fields below
-        # waiting request -> its blocks' digests, once they are known. The list object identifies a request,
-        # because a new request may have the id of an old request that the reader still processes.
+        # waiting request -> its blocks' digests; the reader fills the list. The list object identifies the
+        # request, because ids may be reused while the reader still processes an old request.
         self._requested: dict[str, list[bytes]] = {}
-        self._offered: dict[str, Tensor] = {}  # request -> fetched rows that were reported to the core
-        self._accepted: dict[str, Tensor] = {}  # request -> rows that the core has accepted for the next step
+        self._offered: dict[str, Tensor] = {}  # request -> fetched rows, reported to the core
+        self._accepted: dict[str, Tensor] = {}  # request -> rows for the next step
         self._waiting_bytes = self._fetched_bytes = 0
-        self._reading_since = 0.0  # time at which the current call of the store began; 0: no call is running
+        self._reading_since = 0.0  # start time of the current store call; 0: no call is running
         self.num_put = self.num_left_out = self.num_spoiled = 0
         self._tell: Callable[[ev.Event], None] = lambda event: None
         self._news = threading.Event()
@@ -99,7 +99,7 @@ class StoreClient:
             thread.start()
 
     def connect(self, tell: Callable[[ev.Event], None]) -> None:
-        """Set the function that receives this client's events. Any thread may call `tell`."""
+        """Set the function that receives this client's events, from any thread."""
         self._tell = tell
 
     def wait(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class StoreClient:
         self._tell(event)
         self._news.set()
 
-    # The methods of RemoteBlocks. The thread of the engine's loop calls them.
+    # The methods of RemoteBlocks, called in the engine loop's thread.
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
         if self._is_stuck():
@@ -177,9 +177,7 @@ class StoreClient:
             self._known.popitem(last=False)
 
     def _remove_known(self, keys: Iterable[bytes]) -> None:
-        """Forget names whose values are missing or damaged in the store, so that they can be written
-        again.
-        """
+        """Forget the names of missing or damaged values, so that the values are written again."""
         for key in keys:
             self._known.pop(key[NAMESPACE_BYTES:], None)
 
@@ -192,7 +190,7 @@ class StoreClient:
             return True
 
     def store_features(self, key: bytes, features: Tensor) -> None:
-        """Let the writer store an item's features, [embeddings, width], under its encoder key."""
+        """Queue an item's features, [embeddings, width], for the writer. `key`: the encoder cache key."""
         if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
@@ -201,10 +199,10 @@ class StoreClient:
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
     def fetched_features(self, key: bytes) -> Tensor | None:
-        """Return features that the store has sent for an item that is about to be encoded, or None."""
+        """Return an item's features from the store, or None."""
         return None if self._features is None else self._features.fetched_features(key)
 
-    # Methods that run in the reader's thread.
+    # Methods of the reader thread.
 
     def _is_given_up(self, request_id: str, digests: list[bytes]) -> bool:
         with self._lock:
@@ -224,15 +222,14 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before this thread kept the features, so they are forgotten here. A new
-            # request with the same id loses nothing, because only this thread keeps features, and it has not
-            # handled the new request yet.
+            # `forget` may have run before this thread read the features. A new request with the same id loses
+            # nothing, because this thread has not read its features yet.
             self._features.forget(name)
 
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Read stored features for the items that end after the first `num_computed` tokens."""
+        """Read stored features for the items that end after token `num_computed`."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -297,17 +294,17 @@ class StoreClient:
     def _call(self, call: Callable[[], Result]) -> Result | None:
         """Return what `call` returns, or None if it raises an exception.
 
-        `call` should also convert the store's result, because a conversion may raise an exception too.
+        `call` must also convert the store's result, because a conversion can raise.
         """
         self._reading_since = time.monotonic()
         try:
             return call()
-        except BaseException:  # a Rust panic is not an Exception, and this thread must go on
+        except BaseException:  # a Rust panic is not an Exception
             return None
         finally:
             self._reading_since = 0.0
 
-    # Methods that run in the writer's thread.
+    # Methods of the writer thread.
 
     def _put(self, keys: list[bytes], rows: list[Tensor], size: int) -> None:
         try:
@@ -315,7 +312,7 @@ class StoreClient:
                 payload = row.cpu().flatten().view(torch.uint8).numpy().data
                 self._store.put([key], [[seal(key, payload), payload]])
                 self.num_put += 1
-        except BaseException:  # a third-party store may raise anything; the rows are then not stored
+        except BaseException:  # a third-party store may raise anything
             self.num_left_out += 1
             self._remove_known(keys)
         finally:
@@ -323,7 +320,7 @@ class StoreClient:
                 self._waiting_bytes -= size
 
     def close(self) -> None:
-        """Write the remaining computed rows, for at most CLOSE_S, and stop the threads."""
+        """Write the waiting rows, for at most CLOSE_S, and stop the threads."""
         until = time.monotonic() + CLOSE_S
         self._reads.put(None)
         self._writes.put(None)
@@ -336,5 +333,5 @@ def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (task := tasks.get()) is not None:
         try:
             task()
-        except Exception:  # only this request is affected: it waits until its deadline
+        except Exception:  # the request waits until its deadline
             traceback.print_exc()

@@ -21,10 +21,10 @@ def sample_grammar_rows(
     runs: Runs | None,
     forced: ForcedTokens = NO_FORCED_TOKENS,
 ) -> tuple[SampledTokens, LazyMaskResult]:
-    """Sample float32 logits [s, vocab_size] as `Sampler.sample` does, among the tokens that grammars allow.
+    """Sample from float32 logits [s, vocab_size], among the tokens that grammars allow. See `Sampler.sample`.
 
-    Rows with a grammar get masks. On a CPU they get lazy masks (lazy_masks.py) instead, where possible. If
-    `matchers` is None, rows with a grammar fail.
+    On a CPU, rows get lazy masks (lazy_masks.py) where possible, otherwise masks. If `matchers` is None, rows
+    with a grammar fail.
     """
     options = batch.columns["options"]
     row_options = options if runs is None else options[runs.first]
@@ -49,10 +49,9 @@ def sample_grammar_rows(
 def _masks(
     matchers: RowMatchers, batch: SampleRows, runs: Runs | None, selected: np.ndarray
 ) -> tuple[Masks | None, dict[int, str]]:
-    """Return masks for the positions `selected`, and row -> reason for each row that has no allowed token.
+    """Return masks for the positions `selected`, and row -> reason for each row without an allowed token.
 
-    `selected` must contain all positions of its rows. On an asynchronous device the masks are computed while
-    the device runs.
+    `selected` must contain all positions of its rows.
     """
     if not len(selected):
         return None, {}

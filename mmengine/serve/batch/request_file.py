@@ -1,4 +1,4 @@
-"""Reads request files and formats answer lines. Both files have a JSON object in each line.
+"""Reads request files and formats answer lines. Each line is a JSON object.
 
 The example lines are a request, an answer, and the answer to a failed request:
 
@@ -6,11 +6,11 @@ The example lines are a request, an answer, and the answer to a failed request:
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-A request may set a response format with `response_format` or `grammar` (docs/how-to/structured_output.md). If
-an answer with a response format was cut, its line has a field `detail`.
+`response_format` and `grammar` set a response format (docs/how-to/structured_output.md). The field `detail`
+explains a truncated answer with a response format.
 
-With `n` above 1, an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
-OpenAI's format. A media path is relative to the request file's folder and can name any file on the machine.
+If `n` is above 1, an answer has `choices` with index, text, token_ids and finish_reason. Messages have
+OpenAI's format. Media paths are relative to the request file's folder and can name any file on the machine.
 Check request files from untrusted sources before you run them.
 """
 
@@ -55,11 +55,10 @@ WHOLE_FILE = Shard()
 
 
 class RequestFile:
-    """Iterates over a shard's lines as jobs. For an invalid line, the iterator yields the error instead.
+    """Iterates over a shard's lines as jobs. Yields the error for an invalid line.
 
-    Indices count the shard's lines from 0. `custom_ids` holds each line's id until `answer_line` takes it.
-    `answered` has the indices whose answers are already in the answer file. `media_options` apply to all
-    prompts.
+    Indices count the shard's lines from 0. `answered`: the indices whose answers are already in the answer
+    file. `media_options`: for all prompts. `custom_ids`: the ids of lines without an answer.
     """
 
     def __init__(
@@ -112,14 +111,14 @@ class RequestFile:
             )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = ResponseFormat.of(*as_form(fields))  # a line's JSON can hold a schema, but no Python type
+        form = ResponseFormat.of(*as_form(fields))  # JSON can contain a schema, but no Python type
         options = form.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options
         return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options
 
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
-        """Return the answer line for request `index`, with a newline at its end."""
+        """Return the answer line for request `index`, with a newline."""
         try:
             body: dict[str, object] = require_success(answer).as_json()
         except MMEngineError as error:
@@ -130,15 +129,15 @@ class RequestFile:
 
 
 class LineSource(Protocol):
-    """A file from which lines of at most `limit` bytes are read."""
+    """A binary file that can be read by line."""
 
     def readline(self, limit: int, /) -> bytes: ...
 
 
 def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number, line) for each non-blank line. The number counts all lines in the file, from 1.
+    """Yield (number, line) for each non-blank line. Numbers count all lines in the file, from 1.
 
-    The line comes without its line end. A line that is too long is yielded as None and not kept in memory.
+    Lines have no line end. A line that is too long is yielded as None, so that it takes no memory.
     """
     for number, line in enumerate(_bounded_lines(file), 1):
         if number == 1 and line is not None:

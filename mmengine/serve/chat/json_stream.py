@@ -1,4 +1,4 @@
-"""Parses a JSON answer while the model generates it, and returns the value as far as it is known."""
+"""Parses a JSON answer while the model generates it, and returns partial values."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from mmengine.structured_output.partial_json import PartialJson
 
 
 class JsonStream:
-    """Turns a request's outputs into partial values for `schema`, and the last output into the whole value.
+    """Converts a request's outputs to partial values for `schema`, and the last output to the whole value.
 
-    Reasoning at the answer's beginning is skipped, and the stop strings `stop` apply to the remaining text.
-    `on_truncation` is the response format's setting: with "close", the engine completes a value that would be
-    cut. With `confidence` the values are ConfidentValues.
+    Reasoning is skipped. `stop`: stop strings for the remaining text. `on_truncation`: the response format's
+    setting; "close" lets the engine complete a truncated value. `confidence`: whether to return
+    ConfidentValues.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class JsonStream:
         self._text = Stops(stop, closes=on_truncation == "close").stream(tokenizer)
         self._schema, self._confidence = schema, confidence
         self._partial = PartialJson()
-        self._unopened: list[int] | None = []  # the reasoning tokens so far; None after the reasoning's end
+        self._unopened: list[int] | None = []  # the tokens so far; None after the end of the reasoning
 
     def push(self, output: RequestOutput) -> list[Any]:
-        """Return a list with the value so far, or [] if `output` does not change the value.
+        """Return a list with the partial value, or [] if `output` does not change the value.
 
         The last output gives a list with the whole value, decoded to the schema's type.
 
-        Raises RequestFailed if the request failed or its answer was cut.
+        Raises RequestFailed if the request failed or its answer was truncated.
         """
         if output.completion is not None:
             return [decode_answer(require_success(output.completion), self._schema, self._confidence)]
@@ -48,7 +48,7 @@ class JsonStream:
         return [ConfidentValue(value, None) if self._confidence else value]
 
     def _after_reasoning(self, output: RequestOutput) -> list[int]:
-        """Return the output's tokens that are not reasoning."""
+        """Return the output's tokens after the reasoning."""
         if self._unopened is None or not output.after:
             return output.token_ids
         seen = len(self._unopened)

@@ -1,4 +1,4 @@
-"""Renders the OpenAPI document from route records, body structs, field tables, and response schemas."""
+"""Renders the OpenAPI document from routes, body structs, field tables and response schemas."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-NOT_DONE = "not done:"  # The description of each refused field begins with this text.
+NOT_DONE = "not done:"  # The descriptions of unsupported fields begin with this text.
 _BODIES: dict[Body, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
@@ -43,7 +43,7 @@ _BODIES: dict[Body, tuple[Field, ...]] = {
 
 @cache
 def document() -> bytes:
-    """Return the document as JSON."""
+    """Return the OpenAPI document as JSON."""
     kinds = dict.fromkeys((*_BODIES, Refusal, *_structs(ALL_ROUTES)))
     _, schemas = msgspec.json.schema_components(kinds, schema_hook=_of_anything, ref_template=_REF)
     for kind, fields in _BODIES.items():
@@ -71,7 +71,7 @@ async def serve_document(request: Request) -> ASGIApp:
 
 
 def _structs(records: Sequence[RouteRecord]) -> Iterator[Body]:
-    """Yield every struct that an operation of `records` refers to."""
+    """Yield every struct in the operations of `records`."""
     for operation in (record.operation for record in records):
         if operation is None:
             continue
@@ -91,8 +91,8 @@ def _paths(records: Sequence[RouteRecord]) -> dict[str, Json]:
 
 
 def _operation(operation: Operation, path_names: Sequence[str]) -> Json:
-    """Return the OpenAPI operation object. A response with status 431 has OpenAI's error body on all routes,
-    even on Anthropic's routes.
+    """Return the OpenAPI operation object. Status 431 has OpenAI's error body on all routes, even on
+    Anthropic's.
     """
     responses: Json = {"200": _success(operation)}
     for status in sorted(operation.refusals):
@@ -150,16 +150,16 @@ _REQUEST_ID: Json = {
 
 
 def _of_anything(kind: type) -> dict[str, object]:
-    """Return the schema for a field of type `object`. The schema allows any value."""
+    """Return a schema that allows any value, for a field of type `object`."""
     if kind is object:
         return {"description": "any JSON"}
     raise NotImplementedError
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add to a struct's schema the entries of `fields` that the struct does not declare. A refused field may
-    only be null, which means absent, or have a value without effect. An optional field may have any value. If
-    `fields` has optional fields, unknown fields are allowed too, because a lenient server ignores both kinds.
+    """Add the `fields` that the struct does not declare to its schema. An unsupported field may only be null
+    or a value without effect. An optional field may have any value. If `fields` has optional fields, unknown
+    fields are allowed too: a lenient server ignores both.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)
@@ -193,9 +193,7 @@ def _ref(kind: Body) -> Json:
 
 
 def _events(stream: Stream) -> Json:
-    """Return the media type object for an event stream. The events' schema is in `itemSchema`, as in OpenAPI
-    3.2.
-    """
+    """Return the media type object for an event stream. `itemSchema` is a field from OpenAPI 3.2."""
     event: Json
     if stream.done:
         event = {"data": {"anyOf": [{"const": stream.done}, _json_string(*stream.events, Refusal)]}}
@@ -206,6 +204,6 @@ def _events(stream: Stream) -> Json:
 
 
 def _json_string(*kinds: Body) -> Json:
-    """Return the schema for a string that contains the JSON text of one of `kinds`."""
+    """Return the schema for a JSON text of any of `kinds`."""
     anything = {"anyOf": [_ref(kind) for kind in kinds]}
     return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}

@@ -1,4 +1,4 @@
-"""Batch requests that were recovered from the log after a restart."""
+"""Recovers batch requests from the log after a restart."""
 
 import re
 from typing import NamedTuple
@@ -18,11 +18,10 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """The live batches' recovered requests, with a stream for each request.
+    """The recovered requests of live batches. Each request has a stream.
 
-    Recovered requests that belong to ended batches are cancelled. This object must be created before the call
-    registry reads the engine's recovered requests. Otherwise the registry would treat batch requests as calls
-    from clients.
+    Recovered requests from ended batches are cancelled. Create this object before the call registry.
+    Otherwise the registry would treat batch requests as calls from clients.
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
@@ -39,8 +38,8 @@ class RecoveredRows:
                 engine.give_up(left.request_id)
 
     def pop(self, names: list[str]) -> list[RecoveredRow]:
-        """Remove and return the requests with these ids. Unknown ids are ignored. The caller becomes the
-        owner of the streams.
+        """Remove and return the requests with these ids. Unknown ids are ignored. The caller must end the
+        streams.
         """
         return [self._rows.pop(name) for name in names if name in self._rows]
 
@@ -51,7 +50,7 @@ class RecoveredRows:
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams. The requests stay in the log. Called when the process ends."""
+        """Detach all streams when the process ends. The requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 

@@ -1,5 +1,5 @@
-"""Submits calls to the engine. A call with several prompts becomes several engine requests. Also builds the
-ids and options of the engine requests.
+"""Submits calls to the engine, and builds the engine requests' ids and options. A call with several prompts
+becomes several engine requests.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ def submit(
 ) -> list[Stream]:
     """Submit a request for each prompt in the call, and return the requests' streams.
 
-    `hold`: see `AsyncEngine.stream`. `recovered`: maps a prompt's index to its request from the previous
-    process, which is continued instead of submitted. Raises InvalidRequest and QueueFull; the requests that
-    were already submitted are then cancelled.
+    `hold`: see `AsyncEngine.stream`. `recovered`: a dict from a prompt's index to its request in the previous
+    process, which is continued. Raises InvalidRequest and QueueFull, and then cancels the requests that were
+    already submitted.
     """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
@@ -60,13 +60,13 @@ def submit(
             stream.cancel()
             stream.delivered()
         raise
-    parsed_request.prompts.clear()  # The engine has the prompts now. Their images take much memory.
+    parsed_request.prompts.clear()  # The prompts' images take much memory.
     parsed_request.media.clear()
     return streams
 
 
 def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
-    """Return the options with which the engine accepts a request."""
+    """Return the engine's options for the call."""
     options = SubmitOptions(
         request_id=request_id,
         priority=parsed_request.priority,

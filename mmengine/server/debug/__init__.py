@@ -1,1 +1,1 @@
-"""A server on 127.0.0.1 for one person's debugger page (`mmengine log debug --web`)."""
+"""A local server for the debugger's page in a browser (`mmengine log debug --web`)."""

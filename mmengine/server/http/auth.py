@@ -11,14 +11,13 @@ from mmengine.errors import ConfigError
 
 MAX_KEYS = 10_000
 MAX_KEY_BYTES = 1024
-MAX_FILE_BYTES = 2 * MAX_KEYS * MAX_KEY_BYTES  # Keys and comments together.
+MAX_FILE_BYTES = 2 * MAX_KEYS * MAX_KEY_BYTES  # Includes comments.
 ENVIRONMENT = "MMENGINE_API_KEY"
 ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 
 
 class ApiKeys:
-    """The API keys from a file and from an environment variable. If no key is configured, every call is
-    allowed.
+    """The API keys from a file and from an environment variable. Without keys, every call is allowed.
 
     Each line in the file is a key; lines that start with # are comments.
     """
@@ -32,7 +31,7 @@ class ApiKeys:
         self.read()
 
     def read(self) -> None:
-        """Read the keys again. If reading fails, the previous keys stay valid and ConfigError is raised."""
+        """Read the keys again. Raises ConfigError if reading fails; the previous keys then stay valid."""
         keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
@@ -61,11 +60,10 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
-        """Return the owner for the key in `Authorization: Bearer …` or `x-api-key`.
+        """Return the owner of the key in `Authorization: Bearer …` or `x-api-key`.
 
-        The owner is the first part of the key's digest, which does not reveal the key. Returns None for an
-        unknown key, and "" if no keys are configured. The given key is compared with every known key, so that
-        the comparison's time reveals nothing.
+        The owner is the beginning of the key's digest. Returns None for an unknown key, and "" without keys.
+        The time does not depend on the key, because the key is compared with every known key.
         """
         if not self._digests:
             return ""
@@ -78,26 +76,26 @@ class ApiKeys:
         return _owner(digest) if found else None
 
     def tenant_of(self, owner: str) -> str:
-        """Return the tenant for an owner's requests, or "" if no keys are configured.
+        """Return the tenant for an owner's requests, or "" without keys.
 
         The scheduler divides capacity fairly among tenants. The tenant is the owner's hash, keyed with this
-        process's secret. Therefore a published log does not show to which owner an answer belongs. An owner
-        with requests from the previous process keeps the tenant from that process.
+        process's secret, so that a published log does not show owners. An owner with recovered requests keeps
+        the previous tenant.
         """
         if owner in self._tenants:
             return self._tenants[owner]
         return hmac.digest(self._secret, owner.encode(), "sha256").hex()[:16] if owner else ""
 
     def keep_tenant(self, owner: str, tenant: str) -> None:
-        """Keep the tenant of a recovered request or session for its owner. Otherwise the owner would have two
-        tenants, and the scheduler would give the owner two shares.
+        """Set the owner's tenant to the tenant of a recovered request or session. With two tenants, the owner
+        would get two shares of the capacity.
         """
         if owner and tenant:
             self._tenants.setdefault(owner, tenant)
 
     def salt_of(self, owner: str) -> str:
-        """Return the cache salt for an owner's requests, or "" if no keys are configured. The salt cannot be
-        derived from the owner or from another key.
+        """Return the cache salt for an owner's requests, or "" without keys. Clients with other keys cannot
+        compute the salt.
         """
         return self._salts.get(owner, owner and self.tenant_of(owner))
 

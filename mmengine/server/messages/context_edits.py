@@ -1,5 +1,5 @@
-"""Decides whether the context edits of a /v1/messages body leave its messages as they are. The server removes
-nothing from a prompt, so only edits without an effect are accepted.
+"""Checks the context edits in a /v1/messages body. The server never removes content from a prompt, so only
+edits without an effect are accepted.
 """
 
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from functools import cached_property
 from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.server.http.errors import ApiError, Json
 
-# Maps each edit to the default number of input tokens at which the edit applies, as in Anthropic's API.
+# Maps each edit to its default threshold in input tokens, as in Anthropic's API.
 _TRIGGERS = {"clear_tool_uses_20250919": 100_000, "compact_20260112": 150_000}
 _KEPT_RESULTS, _KEPT_TURNS = 3, 1  # Anthropic's defaults.
 _THINKING = ("thinking", "redacted_thinking")
 
 
 def check_context_management(given: Json | None, turns: Sequence[Json], max_model_len: int) -> None:
-    """Raise ApiError if an edit could remove content from the messages `turns`, or is unknown. A prompt has
-    at most `max_model_len` tokens.
+    """Raise ApiError if an edit is unknown or could remove content from the messages `turns`.
+    `max_model_len`: the prompt's maximum length, below which an edit's threshold is never reached.
     """
     where = FieldPath("context_management")
     fields = given or {}
@@ -35,7 +35,7 @@ def _refusal(where: FieldPath) -> ApiError:
 
 
 class _History:
-    """Counts the content that edits could remove. Counts once for all edits, and only if an edit needs it."""
+    """Counts the content that edits could remove."""
 
     def __init__(self, turns: Sequence[Json]):
         self._turns = turns
@@ -73,8 +73,8 @@ def _removes_nothing(edit: Json, history: _History, max_model_len: int) -> bool:
 
 
 def _value(given: object, kind: str, default: int) -> int:
-    """Return the number in an object such as {"type": "input_tokens", "value": 100}, or -1 for an object of
-    another type. If there is no object, returns `default`.
+    """Return the number in an object such as {"type": "input_tokens", "value": 100}. Returns `default` for
+    None, and -1 for an object of another type.
     """
     if given is None:
         return default

@@ -1,3 +1,1 @@
-"""OpenAI's Responses API: parsing of bodies, stream events, response objects, and routes for stored
-responses.
-"""
+"""OpenAI's Responses API: body parsing, stream events, response objects, and routes for stored responses."""
