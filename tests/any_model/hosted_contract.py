@@ -1,4 +1,4 @@
-"""The plugin contract for the fallback plugin mmengine_transformers, with the factories in this folder."""
+"""Runs the contract's tests for the fallback plugin mmengine_transformers."""
 
 from typing import ClassVar
 
@@ -34,9 +34,9 @@ ANY_ORDER = (
     asked("Are these equal? ", SECOND, SECOND),
 )
 ONE_IMAGE_ANY_ORDER = (asked(THIRD, "Which?"), asked("Which? ", THIRD))
-NUM_SHORT = 6  # Answer length in checks that only this class has.
-KILLED_AT = 6  # Plans that the executor gets before its process is killed.
-# Input fields with each token's kind (text or image), which these models require for texts too.
+NUM_SHORT = 6  # Answer length in this class's own tests.
+KILLED_AT = 6  # Number of steps that the executor runs before the process is killed.
+# Input fields with each token's type (text or image). These models require the fields for texts, too.
 KINDS = {
     "ernie4_5_vl_moe": ("moe_mm_token_type_ids", "mm_token_type_ids"),
     "gemma3": ("token_type_ids",),
@@ -45,12 +45,12 @@ KINDS = {
 
 
 class HostedContract(VideoChecks, PluginContract):
-    """Base class of the contract's tests. A subclass sets `kind`, a name in the catalogue."""
+    """Base class for the contract's tests. A subclass sets `kind`, a name in tests/any_model/catalogue.py."""
 
     plugin = plugin
     kind: ClassVar[str] = ""
     refused = {"architectures": [], "model_type": "of_nothing"}
-    # Disabled, because transformers' modules and processors import torch.
+    # Disabled, because transformers' processors import torch.
     test_the_processor_starts_without_torch = None
 
     def __init_subclass__(cls) -> None:
@@ -103,8 +103,8 @@ class HostedContract(VideoChecks, PluginContract):
         assert (plugin_for(made.folder) is self.plugin) is not is_described
 
     def test_prompts_are_transformers(self, made, processor):
-        """Compare token ids and, if there is a single image, its tensors. Compare the modalities with the
-        catalogue's.
+        """The processor has the catalogue's modalities, and prepares the same token ids and image tensors as
+        transformers.
         """
         modalities = ["image"] * (self.kind in IMAGE) + ["video"] * (self.kind in VIDEO)
         assert sorted(processor.media.modalities if processor.media else ()) == modalities
@@ -121,7 +121,7 @@ class HostedContract(VideoChecks, PluginContract):
         super().test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(made)
 
     def test_a_killed_process_continues_with_the_same_tokens(self, made, tmp_path):
-        """Kill the process while prompts and answers are computed, and verify the continued log."""
+        """A killed process continues with the same tokens, and the log verifies."""
         settings = self.settings("from the cache" if self.kind in WHOLE_PROMPT else "in chunks")
         log = tmp_path / "log"
 
@@ -148,7 +148,7 @@ class HostedContract(VideoChecks, PluginContract):
         return [answer.token_ids for answer in answers]
 
     def test_images_come_in_any_order(self, made, tmp_path):
-        """Compare tokens for images at the start, at the end, side by side, swapped and twice."""
+        """Tokens are right for images at the start, at the end, next to each other, swapped and repeated."""
         if self.kind not in IMAGE:
             pytest.skip("a text model")
         chats = ONE_IMAGE_ANY_ORDER if self.kind in ONE_IMAGE else ANY_ORDER
@@ -161,9 +161,7 @@ class HostedContract(VideoChecks, PluginContract):
         assert verify(tmp_path / "log").ok
 
     def test_an_item_above_the_token_budget_is_refused(self, made):
-        """A model that computes an image or a prompt in one step refuses items above the token budget at
-        admission.
-        """
+        """A model that needs a whole image or prompt in a step refuses items above the token budget."""
         if self.kind not in WHOLE_PROMPT and self.kind not in ATOMIC:
             pytest.skip("an item may be split over steps")
         with self._engine(made, {"block_size": 4, "token_budget": 8, "max_num_seqs": 4}) as engine:
@@ -184,6 +182,6 @@ class HostedContract(VideoChecks, PluginContract):
 
 
 def contract_of(kind: str, base: type[HostedContract] = HostedContract) -> type[HostedContract]:
-    """Return the contract's class for a name of the catalogue."""
+    """Return the test class for a name in the catalogue."""
     title = "".join(word.title() for word in kind.split("_"))
     return type(f"Test{title}", (base,), {"kind": kind, "__module__": __name__})

@@ -1,4 +1,4 @@
-"""Tests that random answers, generated under the masks of the project's own schemas, are valid."""
+"""Tests that random answers that follow the grammar's masks are valid against the schema."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def test_answers_are_valid(module, monkeypatch, capsys):
 
 
 def test_an_answer_that_is_invalid_is_found(module, monkeypatch, capsys, tmp_path):
-    """The validator's schema differs from the grammar's schema, so every answer is invalid."""
+    """The test gives the validator another schema than the grammar, so every answer is invalid."""
     case = {"schema": {"enum": ["a", "b"]}, "tests": []}
     (tmp_path / "Real---one.json").write_text(json.dumps(case))
     generations = module("structured.structured_generations")

@@ -1,5 +1,5 @@
-"""Runs one process for a sharded batch, with an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE,
-where PAUSE is the seconds that each step sleeps.
+"""Runs a process of a sharded batch, with a fake executor. Arguments: FOLDER SHARD COUNT PAUSE. PAUSE:
+additional seconds per step.
 """
 
 import sys

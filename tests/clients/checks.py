@@ -1,7 +1,5 @@
-"""Registers and runs the checks of Python clients. Each client is a program that prints a JSON line for each
-check.
-
-The checks look only at the structure of answers, because the embedded model was trained only on images of
+"""Registers and runs the checks for Python clients. A client is a program that prints a JSON line for each
+check. The checks examine only the structure of answers, because the embedded model knows only images of
 shapes.
 """
 
@@ -21,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 BASE, SMALL = (
     os.environ["BASE_URL"],
     os.environ["SMALL_URL"],
-)  # Both URLs end in /v1. The second server accepts only two calls at a time.
+)  # Both URLs end in /v1. The small server accepts only two calls at a time.
 MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
 EMBED_URL, RERANK_URL, IMAGE_EMBED_URL = (
     os.environ[name] for name in ("EMBED_URL", "RERANK_URL", "IMAGE_EMBED_URL")
@@ -38,7 +36,7 @@ _checks = []
 
 
 class Shape(BaseModel):
-    """A shape. All its values are short, because the embedded model would not end long ones."""
+    """A shape. The values are short, because the embedded model would not end long values."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,8 +57,8 @@ class Skipped(Exception):
 
 
 def check(capability):
-    """Register a check. `capability`: a column of the table, optionally followed by a colon and the client
-    feature that the check uses.
+    """Register a check. `capability`: a column in the table of clients, optionally followed by a colon and
+    the client's feature.
     """
 
     def kept(function):
@@ -109,7 +107,7 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue():
-    """Fill the small server's queue, and empty the queue after the server has refused another call."""
+    """Fill the small server's queue, and empty the queue once the server has refused a call."""
     leaving = threading.Event()
     streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
     for stream in streams:
@@ -134,7 +132,7 @@ def _leave_after_a_refusal(before, leaving):
 
 
 def _num_refused():
-    """Return how many calls the small server has answered with 429."""
+    """Return the number of calls that the small server has answered with 429."""
     connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=30)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -147,7 +145,7 @@ def _is_full():
     connection = _asked({"max_tokens": 1}, timeout=0.3)
     try:
         return connection.getresponse().status == 429
-    # The call got a place in the queue, so the queue was not full. Closing the connection cancels the call.
+    # The server queued the call, so the queue was not full. Closing the connection cancels the call.
     except TimeoutError:
         return False
     finally:
@@ -162,7 +160,7 @@ def _asked(fields, timeout=30):
 
 
 def _occupy(leaving):
-    """Run streams one after another until `leaving` is set, which also ends the running stream."""
+    """Run streams one after another until `leaving` is set."""
     while not leaving.is_set():
         connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
         response = connection.getresponse()

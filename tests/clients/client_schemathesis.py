@@ -1,5 +1,5 @@
-"""Run schemathesis on the OpenAPI document. It checks that no call gets status 500, and that errors and
-answers match the document.
+"""Runs schemathesis on the OpenAPI document. No call may get status 500, and all answers must match the
+document.
 """
 
 import os

@@ -3,10 +3,10 @@
     make clients installs the agents under build/clients/agents, and runs this program
     python -m tests.clients.run_agents [--environment build/clients/agents] [--only codex]
 
-Each agent sends a question, which the embedded checkpoint answers. Then the agent uses a scripted server,
-whose answers make the agent read two files with its tool, or edit a file. A check fails if a call gets
-another status than 200, or if the agent does not show the answer. Agents that are not installed are skipped.
-The exit code is 1 if a check failed.
+First, each agent sends a question to the embedded checkpoint. Then each agent uses a scripted server. The
+scripted answers make the agent read two files or edit a file. A check fails if a call's status is not 200, or
+if the agent does not show the answer. Agents that are not installed are skipped. The exit code is 1 if a
+check failed.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from tests.clients.run import MODEL, ROOT, TEMPLATE, server
 from tests.clients.scripted_server import EDITED, scripted_server
 from tests.pictures import data_url
 
-AGENT_S = 180  # Maximum seconds for a run of an agent.
+AGENT_S = 180  # Maximum seconds for an agent's run.
 REQUESTS = re.compile(r'mmengine_http_requests_total\{code="(\d+)",method="POST",route="(/v1/[^"]+)"\} (\d+)')
-# The embedded checkpoint's context is shorter than the agents' prompts, so this template keeps only the
-# question.
+# A template that keeps only the question, because the embedded checkpoint's context is shorter than the
+# agents' prompts.
 SHORT = (
     "{%- if '" + QUESTION + "' in (messages | string) -%}"
     "{{- '<|im_start|>user\n" + QUESTION + "<|im_end|>\n<|im_start|>assistant\n' -}}"
@@ -39,14 +39,14 @@ SHORT = (
 
 
 def statuses(address: str) -> dict[tuple[str, str], int]:
-    """Return the number of POST calls by status and route."""
+    """Return the number of POST calls, by status and route."""
     with urllib.request.urlopen(f"{address}/metrics") as answer:
         found = REQUESTS.findall(answer.read().decode())
     return {(code, route): int(count) for code, route, count in found}
 
 
 class Run:
-    """An agent's home and work folders, and its command for a server."""
+    """An agent with its home folder, its work folder, and a server's address."""
 
     def __init__(self, agent: Agent, installed: Path, folder: Path, address: str = ""):
         self.agent, self.address = agent, address
@@ -99,7 +99,7 @@ class Run:
             self._kill_remaining()
 
     def _kill_remaining(self) -> None:
-        """Kill the processes with this run's home folder, because an agent may leave a daemon."""
+        """Kill the daemons that the agent has left: all processes with this run's home folder."""
         mark = f"HOME={self._home}".encode()
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):

@@ -1,5 +1,5 @@
-"""Compares the policies to a simple model while two steps are in flight: the preempted request, its position
-in the queue, and the order of admissions. No request may be preempted while a step runs.
+"""Compares preemptions and admissions with a simple model while two steps are in flight. No request may be
+preempted while a step runs.
 """
 
 import random
@@ -18,9 +18,7 @@ SEEDS = range(40)
 
 @dataclass
 class Follower:
-    """A model of the rules in docs/explanation/policies.md. `see` updates it with an event and checks
-    the event.
-    """
+    """A model of the rules in docs/explanation/policies.md. `see` checks an event and updates the model."""
 
     config: EngineConfig
     arrivals: dict = field(default_factory=dict)  # request id -> (QUEUED, number in order of arrival)
@@ -28,7 +26,7 @@ class Follower:
     waiting: list = field(default_factory=list)
     rows: dict = field(default_factory=dict)
     in_flight: int = 0
-    gave_way: bool = False  # a request was preempted in the open step
+    gave_way: bool = False  # whether a request was preempted in the open step
     preemptions: int = 0
 
     def rank(self, name):
@@ -36,7 +34,7 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Return whether a request may be passed over, because it may wait for its grammar, a place for its
+        """Return whether later requests may overtake a request. A request may wait for its grammar, its
         adapter, an encoder output, or its group's prompt.
         """
         event = self.arrivals[name][0]

@@ -1,5 +1,5 @@
-"""Tests that functions that decide cannot write to the state: a type checker refuses writes through a view,
-and the view refuses most writes at run time too.
+"""Tests that the scheduler's functions cannot write to the state through a view. mypy refuses all such
+writes, and the view refuses most writes at run time, too.
 """
 
 import re
@@ -11,8 +11,8 @@ from mmengine.core.state.digest import state_digest
 from mmengine.core.state.view import View
 from tests.core.small_engine import Bench, image, request
 
-# The writes in `view_types.py`, which mypy refuses, except lines with a mark ("a list", "a request"). The
-# view also refuses these writes at run time.
+# The writes in `view_types.py` that the view refuses at run time. mypy also refuses the writes in lines with
+# a remark ("a list", "a request").
 _TYPES = Path(__file__).with_name("view_types.py").read_text()
 WRITES = re.findall(r"^    (.+?)  # type: ignore$", _TYPES, re.MULTILINE)
 

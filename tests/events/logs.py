@@ -1,4 +1,4 @@
-"""Helpers that write logs for tests: one event of each type, and folders with given events."""
+"""Writes logs for tests."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,9 +60,7 @@ def one_of_each() -> list[ev.Event]:
 
 
 def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = SEGMENT_BYTES) -> Path:
-    """Write the events to a log in `folder`. Each event is committed alone, so a small `segment_bytes` gives
-    many segments. Segments are not packed.
-    """
+    """Write the events to a log in `folder`, with a commit for each event. Segments are not packed."""
     writer = LogWriter(folder, segment_bytes=segment_bytes, pack_full=False)
     for number, event in enumerate(events):
         writer.append(event, number // 3, 1000 + number)
@@ -72,9 +70,7 @@ def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = 
 
 
 def rewrite(records: Iterable[Record], folder: Path) -> Path:
-    """Write the records with their steps and times to a new log, with new sequence numbers and right
-    checksums.
-    """
+    """Write the records to a new log, with new sequence numbers and correct checksums."""
     writer = LogWriter(folder)
     for record in records:
         writer.append(record.event, record.step, record.mono_ns)
@@ -97,8 +93,6 @@ def segments(folder: Path) -> list[Path]:
 
 
 def begin_log(folder: Path) -> None:
-    """Write a log that has only its first segment's header, as a reader may find it before the first
-    record.
-    """
+    """Write a log that contains only the first segment's header."""
     folder.mkdir(exist_ok=True)
     (folder / segment_name(0)).write_bytes(Header(0, 1, 1, "0").pack())

@@ -1,4 +1,4 @@
-"""Test retention: full segments are packed, and old segments are deleted unless the log still needs them."""
+"""Tests that full segments are packed, and that unneeded old segments are deleted."""
 
 import os
 
@@ -23,14 +23,16 @@ FEW = Retention(max_bytes=1)
 
 
 class Days:
-    """A log writer whose commits have one record each, and whose segments have three or four records each."""
+    """A log writer with a record per commit, and three or four records per segment."""
 
     def __init__(self, folder, retention, **options):
         self.folder = folder
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
     def again(self, retention, *, knows=True):
-        """Continue the log as another process. `knows`: tell the writer that all answers are delivered."""
+        """Continue the log as another process. `knows`: whether the writer learns that all answers were
+        delivered.
+        """
         self.writer.close()
         self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
         if knows:
@@ -55,7 +57,7 @@ class Days:
         (self.folder / f"snapshot-{sequence:020d}.mmsnap").write_bytes(b"")
 
     def tidy(self):
-        for _ in range(30):  # each call packs one segment
+        for _ in range(30):  # each call packs a segment
             self.writer._tidy_at = 0.0
             self.writer.tidy()
 
@@ -169,7 +171,7 @@ def test_the_oldest_request_counts_not_the_last(days):
 
 
 def test_without_a_snapshot_before_the_oldest_request_no_segment_is_deleted(days):
-    """If segments were deleted, the rest could not restore the state at the request's arrival."""
+    """Otherwise the log could not restore the state at the request's arrival."""
     days.fill(9)
     days.queue("a")
     days.fill(9)
@@ -271,7 +273,7 @@ def test_a_disk_without_space_to_pack_keeps_its_segments(days, monkeypatch):
 
 
 def test_tidying_and_appending_at_once(tmp_path):
-    """Call `tidy` from another thread, as an engine's background thread does."""
+    """Another thread may call `tidy` while records are appended."""
     import threading
 
     days, done = Days(tmp_path / "log", Retention(max_bytes=3000)), threading.Event()
@@ -320,9 +322,7 @@ def test_a_packed_segment_that_claims_too_much(tmp_path):
 
 
 def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
-    """Requests come and go, while one complete answer is not delivered for a long time. Segments are deleted
-    meanwhile.
-    """
+    """A log from which segments are deleted can be resumed, even if an old answer is not delivered."""
     folder, config = tmp_path / "log", settings_of()
     writer = LogWriter(folder, segment_bytes=2500, retention=Retention(max_bytes=5000))
     snapshots = SnapshotFolder(folder, 1500)

@@ -1,4 +1,4 @@
-"""A server in front of a fleet with durable requests, which survive the server and the replicas."""
+"""A server for a fleet with durable requests, which survive a kill of the server and of the replicas."""
 
 import threading
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
-    """An executor that may be closed while requests run, so that the requests stay in the log."""
+    """An executor that ignores `close`, so running requests stay in the log."""
 
     pause_s = 0.004
 
@@ -39,7 +39,9 @@ def replica(root, name, executor_class=Leaving):
 
 
 class Watched(LocalCarrier):
-    """Records in `twice` each request that a second replica gets while a live replica still computes it."""
+    """Records in `twice` each request that is sent to a second replica while another replica still runs the
+    request.
+    """
 
     def __init__(self, root, *replicas):
         super().__init__(*replicas)
@@ -63,8 +65,8 @@ def _has(log, core_id):
 
 
 class ServedFleet(Served):
-    """A server for a fleet. The carrier's replicas are closed with the server. `kept` is passed to
-    FleetEngine as `durable`.
+    """A server for a fleet. Closing the server closes the carrier's replicas. `kept`: FleetEngine's argument
+    `durable`.
     """
 
     def __init__(self, root, carrier, kept, patience, **settings):
@@ -105,10 +107,8 @@ def fleet(root, names, executor_class=Leaving, **options):
 
 
 def killed(root, target):
-    """Copy the folders as they would be if the ingress and all replicas were killed now.
-
-    The ingress's folder is copied first, since the ingress removes a request only after its answer is stored
-    elsewhere.
+    """Copy the folders, as a kill of the ingress and all replicas would leave them. The ingress's requests
+    are copied first, because the ingress deletes a request only after the answer is stored elsewhere.
     """
     requests = Path(INGRESS, REQUESTS)
     owed = copied(root / requests, target.with_name(f"{target.name}, owed"))

@@ -1,4 +1,4 @@
-"""A fleet fetches media by URL and releases them, and silent hosts do not delay other requests."""
+"""Tests that a fleet releases fetched media, and that silent hosts delay no other request."""
 
 import asyncio
 import socket

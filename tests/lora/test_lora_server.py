@@ -1,5 +1,5 @@
-"""Tests adapters over HTTP: a call's `model` chooses the adapter, and a client with the admin key can load
-and unload adapters in folders below the root folder.
+"""Tests adapters over HTTP. A call's `model` names an adapter. A client with the admin key can load adapters
+from the root folder, and unload adapters.
 """
 
 import json

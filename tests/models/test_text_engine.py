@@ -1,4 +1,4 @@
-"""Tests a text-only model in the engine: greedy tokens equal transformers', also with chunks and
+"""Tests that a text-only model generates transformers' greedy tokens, also with chunked prefill and
 preemption.
 """
 

@@ -1,4 +1,4 @@
-"""Tests linear layers with packed weights, for each instruction set that this CPU has."""
+"""Tests linear layers with packed weights for each instruction set of this CPU."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from mmengine.native.linear import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k are near multiples of a panel (32), a tile (16) and a piece of k (192). ROWS are near block sizes.
+# n and k are near multiples of the kernel's block sizes: 32, 16 and 192 (for k). ROWS are near block sizes
+# for m.
 SHAPES = (
     (1, 1),
     (7, 5),
@@ -25,8 +26,7 @@ SHAPES = (
     (96, 1057),
 )
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 48, 70)
-# Error limits relative to 1 + |exact|. bfloat16 has 8 significant bits. With silu, a value is rounded three
-# times.
+# Error limits relative to 1 + |exact|. bfloat16 has 8 significant bits.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
@@ -126,7 +126,9 @@ def test_a_row_has_the_same_bits_in_any_batch(library, dtype, n, k, gate_up):
 @pytest.mark.parametrize("m", (1, 6, 64, 400))
 def test_threads_do_not_change_a_bit(library, dtype, m):
     _, _, packed = layer(library, 700, 320, dtype)
-    _, _, narrow = layer(library, 20, 640, dtype)  # One panel, so only rows can be divided among threads.
+    _, _, narrow = layer(
+        library, 20, 640, dtype
+    )  # n fits in a single block, so only rows can be divided among threads.
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
@@ -177,7 +179,7 @@ def test_wrong_arguments_name_the_expected_shape(library):
 
 
 def address_space():
-    """Return the size of this process's address space in bytes."""
+    """Return the process's address space in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
 
@@ -185,8 +187,8 @@ def address_space():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("gate_up", [False, True])
 def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
-    """The call needs 1.3 GiB more than the address space limit allows. A smaller call could succeed, because
-    malloc may reuse memory that earlier tests freed. The limit does not cover such reuse.
+    """The call needs 1.3 GiB. A smaller call could succeed, because malloc may reuse memory that earlier
+    tests freed.
     """
     _, _, packed = layer(library, 32, 700_000, torch.bfloat16, gate_up=gate_up)
     x = rows_of(1, 700_000, torch.bfloat16).expand(1024, -1)
@@ -203,6 +205,6 @@ def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, 
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         assert torch.equal(packed(x[:3]), packed(x[:1]).expand(3, -1))
 
-    # Scratch memory belongs to a thread, so a new thread has none yet.
+    # Scratch memory belongs to a thread, and a new thread has no scratch memory yet.
     with ThreadPoolExecutor(1) as fresh:
         fresh.submit(too_much).result()

@@ -1,5 +1,5 @@
-"""Image files that cost more to decode than their size suggests. Each function returns a file with about
-`size` bytes.
+"""Creates image files that cost far more time or memory to decode than their size suggests. Each file has
+about `size` bytes.
 """
 
 import io
@@ -18,10 +18,8 @@ def encoded(form, size=(16, 16), mode="RGB", **options):
 
 
 def tiff(entries, following=0, more=b""):
-    """Return a little-endian TIFF with one directory, followed by the bytes `more`.
-
-    `entries`: the directory's entries (tag, type, count, value or offset). `following`: the next directory's
-    offset.
+    """Return a little-endian TIFF with a directory and the bytes `more`. `entries`: the directory's entries
+    (tag, type, count, value or offset). `following`: the next directory's offset.
     """
     head = b"II*\0" + struct.pack("<IH", 8, len(entries))
     body = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
@@ -29,9 +27,7 @@ def tiff(entries, following=0, more=b""):
 
 
 def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
-    """Return a grey TIFF with one strip, whose pixels are the first bytes of `more`. `entries`: additional or
-    changed tags.
-    """
+    """Return a grey TIFF. `entries`: additional or changed tags. `more`: the pixels, and further bytes."""
     plain = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, 1), 262: (3, 1, 1)}
     plain |= {273: (4, 1, 0), 277: (3, 1, 1), 278: (4, 1, height), 279: (4, 1, width * height)}
     plain |= {entry[0]: entry[1:] for entry in entries}
@@ -42,7 +38,7 @@ def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
 
 
 def tiff_pages(size):
-    """Return a TIFF with many pages, each of 114 bytes, which all share the same pixels."""
+    """Return a TIFF with many pages that share the same pixels. A page has 114 bytes."""
     count = size // 114
     page, pixels = grey_tiff()[8:122], 8 + 114 * count
     assert struct.unpack("<H", page[:2]) == (9,)
@@ -55,18 +51,18 @@ def tiff_pages(size):
 
 
 def tiff_tags_share_data(size):
-    """Return a TIFF with 4000 tags whose data each span the whole file."""
+    """Return a TIFF with 4000 tags. The data of each tag span the whole file."""
     tags = [(30_000 + number, 7, size, 8) for number in range(4000)]
     return grey_tiff(*tags, more=b"\0" * size)
 
 
 def tiff_fractions(size):
-    """Return a TIFF whose resolution tag lists as many fractions as fit in the file."""
+    """Return a TIFF whose resolution tag fills the file with fractions."""
     return grey_tiff((282, 5, size // 8 - 32, 200), more=b"\1\0\0\0" * (size // 4))
 
 
 def tiff_strips(size):
-    """Return a TIFF that lists far more strips than it has rows."""
+    """Return a TIFF with far more strips than rows."""
     return grey_tiff(
         (273, 4, size // 4 - 64, 200),
         (278, 4, 1, 1),
@@ -76,19 +72,21 @@ def tiff_strips(size):
 
 
 def tiff_exif_fractions(size):
-    """Return a TIFF whose EXIF directory has a tag with as many fractions as fit in the file."""
+    """Return a TIFF whose EXIF directory has a tag that fills the file with fractions."""
     behind = 8 + 2 + 12 * 10 + 4
     inner = struct.pack("<H", 1) + struct.pack("<HHIII", 40_000, 5, size // 8, behind, 0)
     return grey_tiff((34665, 4, 1, behind), more=inner + b"\1\0\0\0" * (size // 4))
 
 
 def tiff_shared_tags(size):
-    """Return a TIFF with 100 tags whose data each span the whole file."""
+    """Return a TIFF with 100 tags. The data of each tag span the whole file."""
     return grey_tiff(*((30_000 + number, 7, size, 8) for number in range(100)), more=b"\0" * size)
 
 
 def tiff_shared_strips(size):
-    """Return a TIFF whose strips each span the whole file. FillOrder 2 makes the decoder copy each strip."""
+    """Return a TIFF with 4096 strips. Each strip spans the whole file. FillOrder 2 makes the decoder copy
+    each strip.
+    """
     count, behind = 4096, 8 + 2 + 12 * 10 + 4
     offsets, counts = struct.pack("<I", 8) * count, struct.pack("<I", size) * count
     return grey_tiff(
@@ -103,12 +101,12 @@ def tiff_shared_strips(size):
 
 
 def tiff_directories(size):
-    """Return a TIFF whose directory names itself as its EXIF directory and as its GPS directory."""
+    """Return a TIFF with a directory that is also its own EXIF and GPS directory."""
     return grey_tiff((34665, 4, 1, 8), (34853, 4, 1, 8), more=b"\0" * size)
 
 
 def gif_frames(size):
-    """Return a GIF with many frames of one pixel (about 15 bytes each)."""
+    """Return a GIF with many frames of a single pixel (about 15 bytes each)."""
     frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
     return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + frame * (size // len(frame)) + b";"
 
@@ -126,9 +124,7 @@ def gif_extension_blocks(size):
 
 
 def gif_tail_blocks(size):
-    """Return a GIF with one-byte blocks after the picture. A search for a second frame must read all of
-    them.
-    """
+    """Return a GIF with one-byte blocks after the picture. A search for further frames reads all blocks."""
     return encoded("GIF")[:-2] + b"\x01a" * (size // 2) + b"\0;"
 
 
@@ -153,14 +149,14 @@ def png_small_data(size):
 
 
 def png_texts(size):
-    """Return a PNG with compressed texts that each unpack to a megabyte."""
+    """Return a PNG with compressed texts. Each text unpacks to a megabyte."""
     packed = zlib.compress(b"a" * (MB - 100), 9)
     one = len(packed) + 20
     return _png(b"".join(chunk(b"zTXt", b"k%d\0\0" % i + packed) for i in range(min(63, size // one))))
 
 
 def png_profiles(size):
-    """Return a PNG with colour profiles that each unpack to a megabyte."""
+    """Return a PNG with colour profiles. Each profile unpacks to a megabyte."""
     one = chunk(b"iCCP", b"k\0\0" + zlib.compress(b"a" * (MB - 100), 9))
     return _png(one * (size // len(one)))
 
@@ -189,7 +185,7 @@ def jpeg_junk(size):
 
 
 def jpeg_exif(size):
-    """Return a JPEG with EXIF data in many pieces, which the decoder joins one at a time."""
+    """Return a JPEG with EXIF data in many segments. The decoder joins the segments one at a time."""
     return _jpeg(_segment(0xE1, b"Exif\0\0" + b"\0" * 500) * (size // 510))
 
 
@@ -204,7 +200,7 @@ def jpeg_photoshop(size):
 
 
 def jpeg_scans(size, side=4096):
-    """Return a progressive JPEG with many scans that refine nothing. Each scan makes the decoder read all
+    """Return a progressive JPEG with many scans that change no pixel. Each scan makes the decoder read all
     blocks.
     """
     data = encoded("JPEG", (side, side), "L", progressive=True)
@@ -253,7 +249,7 @@ def webp_canvas(size):
 
 
 def bmp_lines(size):
-    """Return a BMP whose lines each store a single pixel; the decoder fills up each line pixel by pixel."""
+    """Return a BMP that stores a single pixel of each line. The decoder adds the other pixels one by one."""
     head = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0)
     offset = 14 + len(head) + 1024
     rows = b"\1\7\0\0" * 8000
@@ -261,7 +257,7 @@ def bmp_lines(size):
 
 
 def bmp_runs(size):
-    """Return a run-length coded BMP whose runs each have a single pixel."""
+    """Return a run-length encoded BMP. Each run has a single pixel."""
     width, height = 2048, size // 4096
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, size, 0, 0, 256, 0)
     palette = bytes(range(256)) * 4

@@ -1,4 +1,4 @@
-"""Tests video files (read with PyAV), lists of frames, sampling options, and unusable videos."""
+"""Tests video files, lists of frames, sampling options, and invalid videos."""
 
 import base64
 import io
@@ -93,7 +93,7 @@ def test_few_frames_are_decoded_of_a_long_file():
     video.close()
 
 
-# Display matrices (a, b, c, d) without their scale: x' = a x + c y, y' = b x + d y.
+# Display matrices (a, b, c, d) with x' = a x + c y, y' = b x + d y.
 SHOWN = {
     (1, 0, 0, 1): lambda image: image,
     (-1, 0, 0, 1): np.fliplr,
@@ -108,10 +108,10 @@ SHOWN = {
 
 @pytest.mark.parametrize("matrix", SHOWN)
 def test_phone_videos_are_shown_as_their_matrix_says(clip, matrix):
-    """The matrix in the MP4's track header rotates the frames, mirrors them, or does both."""
+    """The matrix in the MP4's track header may rotate and mirror the frames."""
     turned = bytearray(clip)
     a, b, c, d = (value << 16 for value in matrix)
-    start = clip.index(b"tkhd") + 44  # Nine 16.16 and 2.30 fixed-point numbers.
+    start = clip.index(b"tkhd") + 44  # The matrix: nine fixed-point numbers (16.16 and 2.30).
     turned[start : start + 20] = struct.pack(">iiiii", a, b, 0, c, d)
     video = VideoFile(bytes(turned), Access(), "video 0")
     expected = SHOWN[matrix](decoded(clip)[20])
@@ -123,7 +123,7 @@ def test_phone_videos_are_shown_as_their_matrix_says(clip, matrix):
 
 @pytest.mark.parametrize("form", ["webm", "matroska"])
 def test_the_rate_of_a_recording_with_varying_intervals_is_its_mean(form):
-    """WebM recordings from browsers state no frame rate. Their frame times are in milliseconds."""
+    """WebM recordings from browsers contain frame times in milliseconds, but no frame rate."""
     times = np.cumsum([0, *(40 + 137 * (i % 5) for i in range(NUM_FRAMES - 1))])
     video = VideoFile(record_at(times, form), Access(), "video 0")
     assert video.num_frames == NUM_FRAMES
@@ -148,7 +148,7 @@ def test_the_rate_of_few_frames_is_that_of_their_times(times):
 
 
 def record_at(times, form):
-    """Return a file whose frames begin at `times`, in ms, and which states no frame rate."""
+    """Return a file without a frame rate. `times`: the frames' times in ms."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=form) as container:
         stream = container.add_stream("vp8", rate=1000)
@@ -214,7 +214,7 @@ def test_frames_in_every_form(processor, tmp_path):
     assert len({result.media[0].item.mm_hash for result in results}) == 1
     part = {"type": "video", "video": frames, "sample_fps": 2.0}
     kept = processor.prepare([{"role": "user", "content": [part]}])
-    # A temporal patch has two frames, so the processor repeats the last of the five frames.
+    # A temporal patch has two frames, so the processor repeats the fifth frame.
     assert kept.media[0].item.grid[0] == 3
     text = processor.tokenizer.decode(kept.prompt_token_ids.tolist())
     assert "<0.2 seconds>" in text and "<1.2 seconds>" in text and "<2.0 seconds>" in text

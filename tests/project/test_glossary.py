@@ -1,5 +1,5 @@
-"""Tests that the files named in the glossary, the architecture page and CONTRIBUTING.md exist, and that they
-contain the names in brackets after them.
+"""Tests that the glossary, the architecture page and CONTRIBUTING.md name only files and identifiers that
+exist.
 """
 
 import re

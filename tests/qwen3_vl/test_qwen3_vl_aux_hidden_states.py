@@ -1,8 +1,5 @@
-"""Tests the hidden states that a draft head reads: they equal the inputs of the chosen layers in
-transformers, recorded with hooks.
-
-The `output_hidden_states` of transformers cannot be used, because they are recorded before the deepstack
-features are added.
+"""Tests that the hidden states for a draft head equal the inputs of the same layers in transformers. Hooks
+record these inputs, because transformers' `output_hidden_states` lack the deepstack features.
 """
 
 import numpy as np
@@ -25,7 +22,7 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine_qwen3_vl import plugin
 
 NUM_LAYERS, HIDDEN = 4, 48
-DEEPSTACK = [2, 0, 1]  # Vision blocks; their features are added after text layers 0, 1 and 2.
+DEEPSTACK = [2, 0, 1]  # Vision blocks whose features are added after text layers 0, 1 and 2.
 PARTS = (
     [3, ("image", (4, 6)), 5],
     [9],
@@ -35,9 +32,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Return a checkpoint's folder, prompts, and for each prompt the inputs of all layers and of the final
-    norm.
-    """
+    """Return a checkpoint's folder, prompts, and each prompt's `inputs_of_layers`."""
     folder = tmp_path_factory.mktemp("taps")
     text, vision = {"num_hidden_layers": NUM_LAYERS}, {"deepstack_visual_indexes": DEEPSTACK}
     reference = make_reference(folder, seed=8, text=text, vision=vision)
@@ -65,7 +60,7 @@ def inputs_of_layers(reference, prompt):
 
 
 class AuxRecording:
-    """A model that requests and collects the layer inputs at each forward."""
+    """Wraps a model and records the layers' inputs in each forward."""
 
     def __init__(self, model, layers):
         self._model, self._layers, self.rows = model, layers, []
@@ -75,7 +70,7 @@ class AuxRecording:
 
     def forward(self, embeds, deepstack, positions, attention):
         wide = torch.full((len(embeds), (len(self._layers) + 2) * HIDDEN), torch.nan, dtype=embeds.dtype)
-        rows = wide[:, HIDDEN:-HIDDEN]  # A view whose row stride is larger than its row length.
+        rows = wide[:, HIDDEN:-HIDDEN]  # A view with a row stride larger than the row.
         hidden = self._model.forward(
             embeds, deepstack, positions, attention, AuxHiddenStates(self._layers, rows)
         )
@@ -93,7 +88,7 @@ def load(folder, library, dtype="float32"):
 
 
 def aux_rows(model, prompts, layers, attention=None):
-    """Return each prompt's layer inputs and logits, computed in random chunks of mixed prompts."""
+    """Return each prompt's layer inputs and logits. The steps have random chunks of several prompts."""
     steps = ragged_steps(prompts, np.random.default_rng(10), 6)
     aux_recording = AuxRecording(model, layers)
     with torch.inference_mode():
@@ -122,13 +117,14 @@ def test_taps_are_the_inputs_of_transformers_layers(checkpoint, library, layers,
         got, _ = aux_rows(model, prompts, layers, port)
         for ours, theirs in zip(got, wanted, strict=True):
             theirs = theirs[:, list(layers)]
-            # Each layer has its scale, because the residual stream grows to about 10.
+            # The error is relative to the layer's largest value, because the residual stream grows to about
+            # 10.
             scale = theirs.abs().amax((0, 2), keepdim=True)
             assert ((ours - theirs).abs() / scale).max() < 1e-5
 
 
 def test_taps_include_deepstack_features(checkpoint):
-    """Without deepstack features the recorded states differ clearly, so the test above would notice missing
+    """Without deepstack features the states would differ clearly, so the test above would detect missing
     features.
     """
     folder, prompts, _ = checkpoint

@@ -1,5 +1,5 @@
-"""Tests rerun, minimize's playback and the report on logs that several processes wrote, and on logs without
-their first segments.
+"""Tests log commands (rerun, minimize, report) on logs from several processes and on logs without the first
+segments.
 """
 
 import pytest
@@ -22,8 +22,8 @@ from tests.replay.test_replay_report import unpack
 
 
 def write_crashed(folder, in_flight):
-    """Write a log in which the process dies at step 12 and a second process, whose clock starts at zero,
-    continues its requests.
+    """Write a log in which the process dies at step 12. A second process, whose clock starts at zero,
+    continues the requests.
     """
     config = settings_of(max_num_seqs=3, num_blocks=17, max_in_flight=in_flight)
     executor = SimulatedExecutor(config)
@@ -79,10 +79,10 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     assert {name: int(n) for name, n in zip(data["ids"], data["lane_answer"], strict=True)} == {
         name: whole[name] for name in data["ids"]
     }
-    # Some steps may be in flight at the first record.
+    # Steps may be in flight at the first record.
     shown = [line for line in steps if line.step >= data["first_step"]]
     assert len(shown) >= len(steps) - (in_flight if in_flight > 1 else 0)
-    # The page may have one more step, which was decided before the first record.
+    # The page may also show a step that was decided before the first record.
     assert len(shown) <= len(data["step_tokens"]) <= len(shown) + 1
     assert data["step_tokens"].tolist()[-len(shown) :] == [line.num_tokens for line in shown]
     times = data["step_device_ms"].tolist()[-len(shown) :]
@@ -91,8 +91,8 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_crashed_step_verifies_at_each_crash_point(tmp_path, in_flight):
-    """A log verifies if the process was killed by a signal after any step and the next process blames the
-    step, even if a checkpoint was due or the next step was already decided.
+    """A log verifies if the process is killed after any step, and the next process records the step as
+    crashed.
     """
     config = settings_of(max_in_flight=in_flight, checkpoint_interval=3)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log", reserve_bytes=0))

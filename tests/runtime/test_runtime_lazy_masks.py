@@ -1,4 +1,4 @@
-"""Tests that rows sample the same tokens with lazy masks as with masks before sampling."""
+"""Tests that lazy masks lead to the same tokens as masks before sampling."""
 
 import numpy as np
 import pytest
@@ -37,9 +37,8 @@ def backend():
 
 
 class Bench:
-    """A sampler and grammar matchers, with one row for each grammar.
-
-    Every second row samples at temperature 1 with a presence penalty.
+    """A sampler and grammar matchers, with a row for each grammar. Every second row samples at temperature 1
+    with a presence penalty.
     """
 
     def __init__(self, backend, forms):
@@ -63,9 +62,8 @@ class Bench:
             self.matchers.admit(row, request, prompt)
 
     def one_by_one(self, logits, row, drafts):
-        """Sample the row's tokens one at a time with masks, up to the first that differs from its draft.
-
-        Returns the tokens, and whether the grammar is complete.
+        """Sample the row's tokens one at a time with masks, up to the first rejected draft. Return the
+        tokens, and whether the grammar is complete.
         """
         said, complete = [], False
         for depth, line in enumerate(logits):

@@ -1,4 +1,4 @@
-"""Answers to many prompts that are all queued before the first step."""
+"""Generates answers to prompts that are all queued before the first step."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,8 @@ from mmengine.serve.text.request_output import Completion
 
 
 def answers_at_once(engine: Engine, jobs: Iterable[Job]) -> dict[int, Completion]:
-    """Return answers by job index, like `run_batch`, but deterministically.
-
-    Prompts are prepared here and grammars compiled before any step, so no thread's timing decides which
-    requests run together and are preempted.
+    """Return answers by job index. All prompts are prepared and all grammars compiled before the first step.
+    So the batches are reproducible, unlike `run_batch`.
     """
     places, grammars = {}, engine.built.grammars
     for index, (prompt, options) in enumerate(jobs):

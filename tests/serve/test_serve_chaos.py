@@ -1,4 +1,4 @@
-"""Many clients come, leave, cancel and send invalid requests, and no resource is lost."""
+"""Tests that no resource is lost while many clients connect, disconnect, cancel and send invalid requests."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from tests.serve.serve_fakes import builder
 
 
 async def caller(engine, rng, number):
-    """Make a request with random options, and check its answer if the answer is complete."""
+    """Send a request with random options, and check a complete answer."""
     prompt = f"{number} " + "größe € " * rng.randint(0, 12)
     options = {"max_tokens": rng.choice((1, 5, 200)), "n": rng.choice((1, 1, 1, 3))}
     if rng.random() < 0.2:

@@ -189,7 +189,7 @@ def test_a_batch_larger_than_the_queue_goes_through_and_errors_stay_in_their_pla
 def test_answers_of_a_batch_are_never_rejected_for_want_of_a_place():
     prompt, options = jobs(["some prompt of some length"])[0]
     several = Options(SamplingParams(max_tokens=60, n=3))
-    # Seven blocks hold three such requests, so rows are preempted and return to the queue.
+    # Seven blocks hold three such requests, so rows are preempted.
     with Engine(builder=builder(max_waiting=4, num_blocks=8)) as engine:
         answers = dict(run_batch(engine, [(prompt, several), (prompt, options)] * 10))
         assert engine.stats().num_preemptions > 0
@@ -251,7 +251,7 @@ def test_a_request_whose_steps_keep_failing_ends_with_error_and_others_go_on():
 
 
 def fill_the_disk(monkeypatch, num_writes):
-    """Let `num_writes` writes of the log fail on a full disk, after two writes that succeed."""
+    """Make `num_writes` log writes fail with a full disk, after two successful writes."""
     write, count = LogWriter._write, itertools.count()
 
     def full(self, data):
@@ -300,7 +300,7 @@ def test_full_segments_are_packed_beside_the_engine(tmp_path, monkeypatch):
     monkeypatch.setattr("mmengine.events.writer.TIDY_S", 0.0)
     with Engine(builder=builder(log_options={"segment_bytes": 2000}), log=tmp_path / "log") as engine:
         packed, rounds = [], 0
-        while not packed and rounds < 500:  # another thread packs, and may have to wait for a core
+        while not packed and rounds < 500:  # another thread packs, and may wait for a core
             engine.generate([f"prompt {k}" for k in range(30)], max_tokens=20)
             packed, rounds = list((tmp_path / "log").glob("*.zst")), rounds + 1
     assert packed, "while it ran"

@@ -1,4 +1,4 @@
-"""The background thread that syncs the log."""
+"""Tests the background thread that syncs the log."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""OneShotEvent and the tasks that wait for it."""
+"""Tests tasks that wait for a OneShotEvent."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Results compared with transformers' own postprocessing of the same tokens."""
+"""Compares the pipeline's results with transformers' postprocessing of the same tokens."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,9 @@ PREFILL = [
 
 
 def theirs(shown, rows, **options):
-    """Return transformers' records for an input whose prompt and answer tokens are `rows`."""
+    """Return transformers' records for the input `shown`. `rows`: the prompt and answer tokens of each
+    answer.
+    """
     from transformers.pipelines.image_text_to_text import ImageTextToTextPipeline, ReturnType
     from transformers.utils.chat_template_utils import Chat
 

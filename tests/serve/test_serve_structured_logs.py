@@ -1,4 +1,6 @@
-"""Logs of structured answers: verified without the grammar engine, continued by another process."""
+"""Tests logs of structured answers: they verify without the grammar engine, and another process can continue
+them.
+"""
 
 import itertools
 import threading
@@ -42,10 +44,7 @@ def test_a_log_is_verified_without_the_grammar_engine(tmp_path):
 
 
 def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
-    """The log is copied after some steps, as a killed process would leave it.
-
-    All grammars are compiled again, and the answers have the same tokens.
-    """
+    """The test resumes from copies of the log, as a killed process would leave them."""
     folders, wanted, begins = {}, {}, threading.Event()
 
     def make(*given, **options):
@@ -91,7 +90,7 @@ def test_a_grammar_that_cannot_be_compiled_again_ends_its_request(tmp_path):
             grammar = {"choice": [f"a {name} answer that takes some tokens"]}
             engine.submit("Say.", request_id=name, grammar=grammar)
         while not any(output.request_id == "bad" for output in engine.step(received=False)):
-            pass  # the two grammars may be compiled in any order
+            pass  # the grammars may be compiled in any order
         assert "bad" in engine.requests
         copied(tmp_path / "log", tmp_path / "copy")
         while not engine.is_idle:

@@ -1,4 +1,4 @@
-"""Checks of the answer store: random operations compared with a dict, and a store whose process is killed."""
+"""Checks the answer store: compares random operations with a dict, and kills a writing process."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ LARGE = 2**30
 
 
 class Walked:
-    """An answer store, and its expected contents in a dict."""
+    """An answer store, and a dict with the expected contents."""
 
     def __init__(self, folder, ttl_s=100.0, max_bytes=LARGE):
         self.folder, self.ttl_s, self.max_bytes = folder, ttl_s, max_bytes
@@ -138,7 +138,7 @@ asyncio.run(go())
 
 
 def killed_in_puts(folder, chosen, times):
-    """Kill a process that stores answers, `times` times, and check that all acknowledged answers exist."""
+    """Kill processes that store answers, and check that all acknowledged answers exist."""
     acknowledged = set()
     for number in range(times):
         command = [sys.executable, "-c", PUTS, folder, str(number * 100_000)]

@@ -1,5 +1,5 @@
-"""Tests `mmengine log debug --web`. Only the page at the server's secret address can run commands, and no
-command runs Python code. In a browser, the page works like the page from `mmengine log report --debug`.
+"""Tests `mmengine log debug --web`. Only the page at the server's secret address can run commands. No command
+runs Python code.
 """
 
 import http.client
@@ -24,7 +24,7 @@ from tests.replay.runs import busy_run
 
 @contextmanager
 def serving(log, *more):
-    """Run the command, and yield (port, path) of its page."""
+    """Run the command, and yield the page's (port, path)."""
     command = [sys.executable, "-m", "mmengine.cli.main", "log", "debug", str(log), *map(str, more), "--web"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -87,7 +87,7 @@ def test_commands_run_before_the_page_is_served(logs):
 
 
 def test_ctrl_c_ends_a_running_command(logs):
-    """A command of an unread long log takes minutes. Without the interruption the process waits for it."""
+    """Otherwise the process would wait for the command, which takes minutes for a long log."""
     session = Session(open_debugger(logs[0]), open_debugger(logs[1]))
     app = DebugApp(session, "log", 1)
     server = _Server(uvicorn.Config(app), app)

@@ -1,4 +1,4 @@
-"""Tests that batches continue after a full disk, a failing store, and a restart of the server."""
+"""Tests that batches continue after a full disk, an error in the store, or a restart."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests.server.running import SlowEcho, wait_for
 
 
 class Leaving(SlowEcho):
-    """A slow executor that the engine's shutdown does not close."""
+    """A slow executor that ignores `close`, so running requests stay in the log."""
 
     pause_s = 0.01
 
@@ -45,7 +45,7 @@ def test_a_full_disk_delays_a_batch(tmp_path, monkeypatch):
 
 
 def test_a_failing_store_delays_a_batch(tmp_path, monkeypatch):
-    """Each commit of the store fails once. Calls that wait for the commit get the error; the batch's own
+    """Each commit to the store fails once. Calls that wait for the commit get the error. The batch's own
     writes are retried.
     """
     monkeypatch.setattr(batch_runner, "AGAIN_S", 0.01)
@@ -77,10 +77,8 @@ def test_a_failing_store_delays_a_batch(tmp_path, monkeypatch):
     ids=["chat", "unheard", "responses"],
 )
 def test_a_batch_continues_after_a_restart(tmp_path, url, is_heard, monkeypatch):
-    """At shutdown running requests stay in the log. The next server continues them, and answers each line
-    once.
-
-    `is_heard`: whether the first server knew that its requests were accepted.
+    """The next server answers each line once. `is_heard`: whether the first server knew that its requests
+    were accepted.
     """
 
     def lines_of(rows):

@@ -1,4 +1,4 @@
-"""Boxes in answers are given in pixels of the image that the client sent, over the APIs of the server."""
+"""Tests that boxes in answers have pixel coordinates of the client's image, in all APIs."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def server():
 
 
 def expected_boxes(text):
-    """Return the boxes in an answer's text, computed by hand, as JSON."""
+    """Return the boxes for an answer's text, as JSON."""
     found, value = {}, json.loads(text)
     for name in ("bbox_2d", "at"):
         box = restore(value[name], BoxUnit("thousandths"), FRAME)

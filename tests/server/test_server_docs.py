@@ -90,8 +90,8 @@ def test_the_openapi_document_allows_what_a_lenient_server_leaves_out():
 
 
 def test_a_refused_method_is_answered_with_all_documented_methods():
-    """Some paths have several routes, for example GET and POST of /v1/files. The test skips the adapter
-    routes: without an admin key they refuse each call before they check the method.
+    """Some paths have several methods, for example GET and POST of /v1/files. Adapter routes are skipped,
+    because they check the admin key before the method.
     """
     paths = json.loads(document())["paths"].items()
     with served() as one:

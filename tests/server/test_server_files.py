@@ -1,4 +1,4 @@
-"""Tests of /v1/files: valid and invalid uploads, lists, expiry, limits, and the separation of API keys."""
+"""Tests /v1/files: uploads, lists, expiry, limits, and the separation of API keys."""
 
 import asyncio
 import http.client

@@ -17,7 +17,7 @@ from tests.server.running import SlowEcho, is_empty, leave_at_random, served, wa
 from tests.server.test_server_shutdown import all_of, ends
 
 pytestmark = pytest.mark.soak
-QUIET = 1.0  # If the load per core is higher, other processes determine the response times.
+QUIET = 1.0  # Maximum load per core at which response times are meaningful.
 
 
 def test_a_thousand_disconnects_at_random_leak_nothing():
@@ -45,7 +45,7 @@ def test_the_event_loop_answers_while_images_arrive(by_url):
     for name, value in found.items():
         print(name, value)
     holds = found["answers"] == {"200": NUM_IMAGES} and found["live"]["p99"] < 20
-    # Images also fail on a busy machine, because decoding has a time limit.
+    # On a busy machine, images also fail, because decoding has a time limit.
     if not holds and found["load_before"] > QUIET * os.cpu_count():
         pytest.skip(f"the machine is busy (load {found['load_before']:.1f}); measured: {found}")
     assert holds, found
@@ -80,7 +80,7 @@ def test_running_requests_pass_to_the_next_process(tmp_path, signals):
         time.sleep(0.05)
     rest = all_of(connection)
     assert b"request mine stays in the log" in rest and rest.rstrip(b"\r\n0").endswith(b"data: [DONE]")
-    # With two signals, drain_s is 60, and the second signal ends the wait.
+    # The second signal ends the wait of 60 s.
     assert first.wait(30) == 0 and time.monotonic() - begun < 30
     assert "Traceback" not in (tmp_path / "err").read_text()
     mine = {f"mine/{index}" for index in range(8)}

@@ -1,4 +1,4 @@
-"""Tests of responses that are repeated, refused, deleted or interrupted before the store has them."""
+"""Tests stored responses: repeated and refused calls, deletion, kills, and a failing store."""
 
 import asyncio
 import base64
@@ -48,7 +48,7 @@ def one(log):
 
 
 def in_store(server, what="SELECT id FROM responses"):
-    """Return the rows of a query that are on the disk now."""
+    """Return a query's rows from the store on the disk."""
     return asyncio.run(server.storage._database.read(lambda connection: connection.execute(what).fetchall()))
 
 
@@ -57,8 +57,8 @@ def unfinished(server):
 
 
 class Store:
-    """Makes a server's store refuse answers while `fails` is true, and delay new responses until `may_begin`
-    is set.
+    """Makes a server's store fail and wait. While `fails` is true, the store refuses answers. New responses
+    wait until `may_begin` is set.
     """
 
     def __init__(self, server, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(DetachedCall, "__init__", init)
-    gc.disable()  # The calls are freed without the collector, because they are in no reference cycle.
+    gc.disable()  # The calls must be freed without the collector.
     try:
         for number in range(5):
             one.call(PATH, {"input": f"a{number}", "stream": number % 2 == 0})
@@ -215,9 +215,7 @@ def test_a_failing_store_is_retried(one, monkeypatch):
 
 
 def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path):
-    """The test copies the log and the store once the server has confirmed both calls. The copies
-    equal the files that a kill would leave.
-    """
+    """The test copies the log and the store, as a kill would leave them."""
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
     assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
@@ -252,9 +250,7 @@ def test_a_key_finds_a_running_background_response(one, headers):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
-    """The read takes longer than reattach_s. The server drops an answer only if the answer had no reader for
-    reattach_s.
-    """
+    """The server keeps an answer while it is read, even if the read takes longer than reattach_s."""
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "slow"}))
     connection.getresponse().readline()
@@ -270,7 +266,7 @@ def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_long_answer_is_read_in_parts(scores):
-    """Rendering a long answer in one piece would block all other clients."""
+    """Rendering a whole long answer at once would block other clients."""
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)

@@ -1,4 +1,4 @@
-"""Tests reading traces: arrival times, lengths and shared prefixes."""
+"""Tests that traces are read correctly: arrival times, lengths and shared prefixes."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Tests of drafts with two steps in flight: the answers stay the same, and steps without drafts overlap."""
+"""Tests drafts with two steps in flight: the answers stay the same, and steps without drafts overlap."""
 
 import random
 from pathlib import Path
@@ -23,8 +23,8 @@ TWO = {"max_in_flight": 2, "draft_policy": "goodput"}
 
 
 def steer(executor):
-    """Let `executor` launch steps ahead, as on a GPU, and make drafts alternately cheap and expensive, for 25
-    steps each.
+    """Make `executor` launch steps ahead, as on a GPU. Drafts are alternately cheap and expensive for 25
+    steps.
     """
     LaunchedAhead(executor)
     Clock(executor)
@@ -32,9 +32,7 @@ def steer(executor):
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Return requests, and their answers without drafts. The first 20 requests are of all kinds. The others
-    have no grammar, so grammar drafters have no drafts for them.
-    """
+    """Return requests, and their answers without drafts. Only the first 20 requests may have grammars."""
     every = list(mixed(48, seed=31, most_tokens=60).by_id.items())
     plain = [(name, each) for name, each in every[20:] if each[1].grammar is None]
     asked = Asked(dict([*every[:20], *plain]))
@@ -56,9 +54,7 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
 
 @pytest.mark.parametrize(("by_masks", "pool"), [(True, RECOMPUTE), (False, SWAP)], ids=["masks", "following"])
 def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monkeypatch):
-    """Enforce all grammars with masks, as on a GPU, or with lazy masks, as on a CPU. On a CPU, only answers
-    that must be completed within their budgets use masks.
-    """
+    """Grammars are enforced with masks, as on a GPU (`by_masks`), or with lazy masks, as on a CPU."""
     asked, want = wanted
     if by_masks:
         for module in (forms, reading):
@@ -72,7 +68,7 @@ def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monke
 
 
 def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
-    """Resume from copies made at the beginning and, near the end, with two steps or with drafts in flight."""
+    """The test resumes from copies of the log, including copies with two steps or with drafts in flight."""
     asked, want = wanted
     end = want.stats.num_output_tokens * 3 // 4
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)

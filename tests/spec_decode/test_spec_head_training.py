@@ -1,6 +1,4 @@
-"""Tests of the training of a draft head: the data are reproducible answers from the target, and the labels
-are the target's tokens.
-"""
+"""Tests the training of a draft head: the data are the target model's answers, and are reproducible."""
 
 import argparse
 from collections import Counter
@@ -76,7 +74,7 @@ def test_scenes_of_the_other_split_are_drawn_for_held_out_items_alone(monkeypatc
 
 
 def test_labels_are_the_targets_later_tokens(target, samples):
-    """The target's most likely token after each position of a greedy answer is the answer's next token."""
+    """In a greedy answer, the target's most likely token after each position is the answer's next token."""
     vocabulary = draft_vocabulary(samples, target.config.text.vocab_size, 512)
     batch = collate(samples[:8])
     last = batch.lengths[:, None] - 2

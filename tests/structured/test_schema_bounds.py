@@ -1,4 +1,4 @@
-"""Test the default bounds, and that they can be switched off."""
+"""Tests the bounds on strings, keys and numbers, and that bounds can be turned off."""
 
 import gc
 from contextlib import suppress
@@ -38,7 +38,7 @@ def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "within", "beyond"),
     [
-        # Integers have no default limit, so that ids are not cut.
+        # Integers have no default bound, because ids may be long.
         ({"type": "integer"}, "-" + "9" * 20, "1.0"),
         ({"type": "number"}, "-" + "9" * 20 + ".0123456789", "0.01234567890"),
         ({"type": "number"}, "12", "1e5"),
@@ -63,7 +63,7 @@ def test_a_number_that_no_fraction_fits_is_left_as_it_is() -> None:
 
 
 def test_an_unrestricted_value_may_be_anything() -> None:
-    """All unrestricted schemas are normalized to the same text, for which the engine has a single rule."""
+    """All unrestricted schemas are normalized to the same text."""
     for anything in (True, {}, {"title": "x"}):
         schema = {"type": "object", "properties": {"a": anything}, "additionalProperties": anything}
         assert (
@@ -74,7 +74,7 @@ def test_an_unrestricted_value_may_be_anything() -> None:
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
 def test_no_default_bound_slows_masks(schema: dict | bool) -> None:
-    """With a bound, each further character would be a new lexer state, for which no mask is cached yet."""
+    """With a bound, each character would lead to a new lexer state without a cached mask."""
     value = '["' + "x" * 5000 + '",' + "9" * 30 + "]"
     assert Grammar(schema, Bounds()).accepts('{"' + "k" * 200 + '":' + value + "}")
 
@@ -102,7 +102,7 @@ def test_garbage_collection_pauses_during_normalization(monkeypatch: pytest.Monk
         seen.append(gc.isenabled())
         if len(seen) == 1:
             with suppress(normalization.SchemaRefused):
-                normalize_schema(False)  # This stands for another thread that normalizes a schema meanwhile.
+                normalize_schema(False)  # Simulates another thread that normalizes a schema.
             seen.append(gc.isenabled())
         return known(*given)
 
@@ -123,15 +123,15 @@ def test_garbage_collection_pauses_during_normalization(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(ordered=0), UNBOUND])
 @pytest.mark.parametrize("number", [3.3, -37.8])
 def test_a_range_of_a_single_number_contains_that_number(number: float, bounds: Bounds) -> None:
-    """llguidance finds no multiple of 1e-10 from 3.3 to 3.3."""
+    """llguidance alone finds no number from 3.3 to 3.3."""
     grammar = Grammar({"type": "number", "minimum": number, "maximum": number}, bounds)
     assert grammar.accepts(str(number))
     assert not any(grammar.accepts(str(round(number + more, 1))) for more in (-0.1, 0.1))
 
 
 def test_a_range_in_which_the_engine_finds_nothing_is_no_error_beside_objects_in_any_order() -> None:
-    """With the limit -19.91, the number -19.9 is written separately, as a range and as a constant. llguidance
-    finds no multiple of 0.1 in that range; in Lark, this made the whole grammar fail.
+    """The minimum -19.91 adds a range that contains only -19.9. llguidance finds no number in this range, and
+    once rejected the whole Lark grammar.
     """
     key = {"type": "object", "properties": {"a b": {"type": "null"}}, "required": ["a b"]}
     schema = {"anyOf": [key, {"type": "number", "minimum": -19.91, "maximum": -3.96}, {"type": "null"}]}

@@ -3,7 +3,7 @@ value has at least one of the shapes. In-place keywords ($ref, allOf, anyOf, one
 expanded exactly or refused. Each alternative records which schemas apply, and excludes values that violate
 `not` (negation.py).
 
-The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+constraints/json_types.py explains the terms part, place, conjunction, constraint and shape.
 """
 
 from dataclasses import dataclass, field
@@ -286,9 +286,7 @@ class Shapes:
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
-        """Return the shape without its object constraint if a required property has no possible value,
-        otherwise the shape.
-        """
+        """Remove the object constraint if a required property has no possible value. Return the shape."""
         constraint = shape.get("object")
         if isinstance(constraint, Object):
             parts_of = [constraint.property(name) for name in constraint.required]
