@@ -1,6 +1,5 @@
-"""Makes a random checkpoint with Qwen3-VL-2B's shape, and photographs.
-
-The checkpoint is in hub layout, with config, processor files, Qwen's real vocabulary, and bfloat16 shards.
+"""Makes a checkpoint with random weights in Qwen3-VL-2B's shape, and random photographs. The checkpoint has
+the hub's layout: config, processor files, Qwen's vocabulary and bfloat16 shards.
 """
 
 import json
@@ -19,7 +18,7 @@ from mmengine.checkpoint.gguf.tokenizer import tokenizer_json
 from mmengine.models.loader import resolve_folder
 
 SHARD_BYTES = 10**9
-# Special tokens, in their order after the last text token in Qwen's vocabulary.
+# Qwen's special tokens, by id. Their ids follow the last text token's id.
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -62,7 +61,7 @@ VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [5, 11, 17],
 }
-# Sizes for --quick: every part of the model exists, but is small.
+# Sizes for --quick.
 SMALL_TEXT = TEXT | {
     "vocab_size": 2048,
     "hidden_size": 256,
@@ -92,11 +91,10 @@ def make(
     tower_layers: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Write a checkpoint to `folder`. `sizes`: text sizes that differ from those of the 2 B model.
+    """Write a checkpoint to `folder`. `sizes`: overrides the 2B's text sizes.
 
-    `vocabulary`: a GGUF file with Qwen's vocabulary; None: use the embedded checkpoint's, whose ids fit into
-    a small model. `layers`, `tower_layers`: override the number of layers in the text model and in the vision
-    tower.
+    `vocabulary`: a GGUF file with Qwen's vocabulary, or None for the embedded checkpoint's small vocabulary.
+    `layers`, `tower_layers`: override the number of layers in the text model and in the vision tower.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
@@ -122,7 +120,7 @@ def make(
 
 
 def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
-    """Write a new folder with the processor files, and return the ids of the tokens for media.
+    """Write a new folder with the processor files, and return the ids of the media tokens.
 
     `vocabulary`: see `make`.
     """
@@ -139,7 +137,7 @@ def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
 
 
 def write_weights(folder: Path, model: torch.nn.Module, small: bool) -> None:
-    """Write shards with random weights, which have the names and shapes of `model`'s parameters."""
+    """Write shards with a random tensor for each parameter of `model`."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
     _write_shards(folder, shapes, 10**6 if small else SHARD_BYTES)
 
@@ -162,7 +160,7 @@ def _change(path: Path, **fields: object) -> None:
 
 
 def _write_shards(folder: Path, shapes: dict[str, torch.Size], most: int) -> None:
-    """Write the shards, with tensors sorted by name as on the hub, and the index file."""
+    """Write the shards and the index file. As on the hub, the tensors are sorted by name."""
     shards: list[list[str]] = [[]]
     room = most
     for name in sorted(shapes):

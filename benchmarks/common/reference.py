@@ -1,6 +1,6 @@
-"""transformers' side of a comparison: `generate` with the same weights, ids and pixels.
+"""Runs transformers' `generate` for a comparison, with the same weights, token ids and pixels.
 
-`generate` has its default settings (SDPA, a growing cache). Some benchmarks also use a static cache, with and
+By default `generate` uses SDPA and a growing KV cache. Some benchmarks also use a static cache, with and
 without torch.compile.
 """
 
@@ -28,10 +28,10 @@ Inputs = dict[str, torch.Tensor]
 
 
 class TokenClock:
-    """A stopping criterion that never stops and records the time of each token after the first.
+    """A stopping criterion that records each token's time and never stops.
 
-    `between`: called after the first token and then after every `burst` tokens. The time of the call is not
-    counted. The call can run the other side, so two sides can alternate within a single `generate`.
+    `between`: called after the first token and then after every `burst` tokens; its time is not counted.
+    `between` can run mmengine, so both programs alternate within a single `generate`.
     """
 
     def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:
@@ -54,7 +54,7 @@ class TokenClock:
 
 
 class Reference:
-    """transformers' model. Every answer has exactly the requested number of tokens, as on mmengine's side."""
+    """transformers' model. As in mmengine's runs, every answer has exactly the requested number of tokens."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         logging.disable_progress_bar()
@@ -62,7 +62,7 @@ class Reference:
 
     @classmethod
     def around(cls, model: torch.nn.Module) -> "Reference":
-        """Wrap a model that exists already."""
+        """Return a Reference for a loaded model."""
         made = cls.__new__(cls)
         made.model = model.eval()
         return made
@@ -82,8 +82,8 @@ class Reference:
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """While the context lasts, the model's forward is compiled with torch.compile (for `generate` with a
-        static cache). The first call for a shape includes the compilation.
+        """Compile the model's forward with torch.compile inside the `with` block. The first call for each
+        shape includes the compilation.
         """
         plain = self.model.forward
         self.model.forward = torch.compile(plain)
@@ -93,7 +93,7 @@ class Reference:
             self.model.forward = plain
 
     def count_images(self, run: Callable[[], object]) -> int:
-        """Call `run`, and return how many images the vision tower encodes meanwhile."""
+        """Call `run`, and return how many images the vision tower encodes."""
         seen = 0
 
         def count(module: torch.nn.Module, args: tuple, kwargs: dict[str, torch.Tensor]) -> None:
@@ -106,8 +106,8 @@ class Reference:
         return seen
 
     def gap(self, inputs: Inputs, before: Sequence[int]) -> float:
-        """Return the difference between the two best logits for the next token of an answer. `inputs`: the
-        prompt. `before`: the answer's tokens so far.
+        """Return the difference between the two best logits for the next token. `inputs`: the prompt.
+        `before`: the answer's tokens so far.
         """
         ids = torch.cat((inputs["input_ids"], torch.tensor([list(before)], dtype=torch.int64)), 1)
         types = F.pad(inputs["mm_token_type_ids"], (0, len(before)))
@@ -118,7 +118,7 @@ class Reference:
         }
         with torch.inference_mode():
             logits = self.model(**self._there(inputs), logits_to_keep=1).logits[0, -1].float()
-            # The end of sequence is suppressed in every answer.
+            # `min_new_tokens` suppresses the end of sequence.
             ends = self.model.generation_config.eos_token_id
             logits[[] if ends is None else ends] = float("-inf")
             best = logits.topk(2).values
@@ -129,9 +129,7 @@ class Reference:
 
 
 def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32) -> Inputs:
-    """Return the prompts as a left-padded batch with normalised pixels, like the output of transformers'
-    processor.
-    """
+    """Return the prompts as a left-padded batch with normalised pixels, as transformers' processor does."""
     width = max(len(one.prompt_token_ids) for one in prompts)
     ids = torch.full((len(prompts), width), PAD)
     mask, types = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.int32)
@@ -154,8 +152,8 @@ def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32)
 
 
 def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inputs, int]]:
-    """Split `asks` into batches of `size`, sorted by their number of new tokens. A static batch runs until
-    its longest answer ends, so this order wastes the fewest steps.
+    """Split `asks` into batches of `size`, sorted by number of new tokens. A static batch runs until its
+    longest answer ends, so similar lengths waste few steps.
 
     Returns (indices into `asks`, inputs, maximum number of new tokens) for each batch.
     """
@@ -176,8 +174,8 @@ def describe_mismatches(
     wanted: Sequence[Sequence[int]],
     most: int = 8,
 ) -> list[str]:
-    """Return a line for each answer that differs from transformers' (at most `most`): where the first token
-    differs, and the difference between the two best logits there.
+    """Return a line for each answer that differs from transformers', at most `most` lines. A line names the
+    first different token and the difference between transformers' two best logits there.
     """
     parted = [number for number in range(len(wanted)) if list(got[number]) != list(wanted[number])]
     lines = []

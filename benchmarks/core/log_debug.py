@@ -1,16 +1,14 @@
-"""Measures how long the debugger of logs takes to reach a position in a log of a million steps.
+"""Measures how long the log debugger takes to seek in a log of a million steps.
 
     python -m benchmarks log_debug [--steps N] [--log DIR] [--cache DIR] [--out FILE]
 
-Without --log the program writes a log on the simulated executor, which takes many minutes. The load exceeds
-the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads the log
-once to its end, and the debugger saves states on the way. Then it measures seeks in three ways: in the
-process that read the log, after opening the log again with the states in the cache, and in new processes.
-With --cache, states from an earlier run are used.
+Without --log the program first writes a log with the simulated executor, which takes many minutes. The load
+exceeds the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads
+the log once to its end, and the debugger saves states during this read. Then seeks are measured in the same
+process, after opening the log again, and in new processes. With --cache, the debugger uses the saved states
+of an earlier run.
 
-Garbage collections are paused while the log is read and during a seek, as in `mmengine log debug`.
-
-On a busy machine, a seek's wall time includes the time of other processes. Its CPU time does not.
+On a busy machine, only the CPU times are reliable.
 """
 
 import argparse
@@ -53,8 +51,8 @@ Times = list[tuple[float, float]]  # (wall, CPU) in ms
 
 
 class Seeks:
-    """The table of seeks. `count`: number of seeks per table row. `worst`: the largest p99 among the table
-    rows with a target, as (wall, CPU) in ms.
+    """The table of seeks. `count`: number of seeks per row. `worst`: the largest p99 of the rows with a
+    target, as [wall, CPU] in ms.
     """
 
     def __init__(self, count: int) -> None:
@@ -96,7 +94,7 @@ class Seeks:
 
 
 def short_moves(seeks: Seeks, debugger: Debugger, rng: random.Random, end: int) -> None:
-    """Measure moves that search backwards. The targets for seeks do not cover these moves."""
+    """Measure moves that search backwards."""
     debugger.goto_event(end // 2)
     seeks.measure("reverse-step", lambda _: debugger.step(-1), range(seeks.count // 3))
     seeks.measure("reverse-stepi", lambda _: debugger.step_event(-1), range(seeks.count // 3))
@@ -106,7 +104,7 @@ def short_moves(seeks: Seeks, debugger: Debugger, rng: random.Random, end: int) 
 
 
 def in_new_processes(seeks: Seeks, log: Path, num_steps: int, rng: random.Random) -> None:
-    """Open the log in new processes, each of which seeks two random steps."""
+    """Open the log in new processes. Each process seeks two random steps."""
     parts: list[Times] = [[], [], []]
     for _ in range(PROCESSES):
         steps = [str(rng.randrange(num_steps)) for _ in range(2)]
@@ -121,7 +119,7 @@ def in_new_processes(seeks: Seeks, log: Path, num_steps: int, rng: random.Random
 
 @paused_collection()
 def read(log: Path) -> tuple[Debugger, Table]:
-    """Read the log to its end, and return the debugger and a table of the log and its saved states."""
+    """Read the log to its end, and return the debugger and a table of this read."""
     begin, used = time.perf_counter(), time.process_time()
     debugger = open_debugger(log)
     navigator = debugger.navigator

@@ -1,7 +1,7 @@
-"""The parts of the GPU check that describe the device and test correctness.
+"""Steps of the GPU check that describe the device and test correctness.
 
-Each part runs in its own process and reports its results at once. speed_parts.py and transformers_parts.py
-measure speed. Not yet run on a GPU.
+Each part runs in its own process. speed_parts.py and transformers_parts.py measure speed. Not yet run on a
+GPU.
 """
 
 import importlib.util
@@ -63,7 +63,7 @@ def device(tell: PartReporter) -> None:
 def compiling(dry: bool) -> dict[str, Work]:
     """Return the parts that compile FlashInfer's kernels, keyed by name; empty without FlashInfer.
 
-    These parts can run in parallel, because a machine with a GPU has many cores.
+    These parts can run in parallel.
     """
     if dry or flashinfer_capability.package_problem() is not None:
         return {}
@@ -79,7 +79,7 @@ def _compile_text_ops(tell: PartReporter) -> None:
 
 
 def _compile_attention(num_heads: int, tell: PartReporter) -> None:
-    """Compile attention over a small KV pool, for the 2B (`num_heads` 16) or the 8B (32)."""
+    """Compile attention for the 2B model (`num_heads` 16) or the 8B model (32)."""
     spec = ModelSpec(1, num_heads, 8, 128, 64, 64, 4096, 0, 1)
     make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, CudaDevice()))
 
@@ -121,7 +121,7 @@ def bits(tell: PartReporter) -> None:
 def captured(tell: PartReporter) -> None:
     device, dtype = tell.device, _dtype(tell)
     for what, compare in (
-        # The model has two KV heads. With eight query heads FlashInfer decodes on tensor cores.
+        # The model has two KV heads. FlashInfer decodes on tensor cores only with eight query heads.
         ("captured steps, 4 heads", partial(compare_graphs, device, dtype, 4)),
         ("captured steps, 8 heads", partial(compare_graphs, device, dtype, 8)),
         ("captured images", partial(compare_encoder_graphs, device, dtype, 96 if tell.dry else 512)),

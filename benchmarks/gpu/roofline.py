@@ -1,5 +1,5 @@
-"""Lower bounds for a step's time: its bytes divided by the measured copy rate, or its FLOPs divided by the
-measured matmul rate.
+"""Computes lower bounds for a step's time. A bound is the step's bytes divided by the measured copy rate, or
+the step's FLOPs divided by the measured matmul rate.
 """
 
 import time
@@ -25,9 +25,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A measured figure, and the figure with which it is compared: a lower bound or a rival's figure
-    (`floor`). Both figures have the unit `unit`. `fraction`: how much of the bound is reached (1: all), or
-    ours divided by the rival's. `wanted`: the lowest fraction that meets the goal, or None.
+    """A measured figure and a target. `measured` and `floor` have the unit `unit`. `floor`: a lower bound for
+    a time, or a rival's throughput. `fraction`: `floor` / `measured` for a time, `measured` / `floor` for a
+    throughput. `wanted`: the lowest fraction that meets the goal, or None.
     """
 
     measured: float
@@ -46,7 +46,7 @@ class Goal:
 
     @classmethod
     def of_rival(cls, ours: float, theirs: float, wanted: float) -> "Goal":
-        """Compare tokens per second; `fraction` is the ratio of ours to theirs."""
+        """Compare tokens per second."""
         return cls(ours, theirs, ours / theirs, wanted, "tokens/s")
 
     def as_dict(self) -> dict[str, float | bool | str | None]:
@@ -55,10 +55,10 @@ class Goal:
 
 
 def measure_rates(device: str, dry: bool) -> Rates:
-    """Return the device's rates: a copy of 1 GiB, and a product of two random 8,192 x 8,192 matrices.
+    """Measure a copy of 1 GiB and a product of two 8,192 x 8,192 matrices, and return the rates.
 
-    Each rate comes from the median time over ten runs. The matrices are random because a product of zeros or
-    ones needs less power and so is faster.
+    Each rate comes from the median time of ten runs. The matrices are random: zeros or ones need less power,
+    so a GPU multiplies them faster.
     """
     size, side = (2**20, 128) if dry else (2**30, 8192)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -72,9 +72,7 @@ def measure_rates(device: str, dry: bool) -> Rates:
 
 
 def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
-    """Return the median seconds of `run` after a warm-up, by CUDA events on a GPU, else by the host's
-    clock.
-    """
+    """Return the median seconds of `run` after a warm-up. CUDA events measure the time on a GPU."""
     run()
     if device == "cuda":
         warm = time.perf_counter()
@@ -104,7 +102,7 @@ def layer_weights(c: DecoderConfig) -> int:
 
 
 def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
-    """Return the bytes that a decode step must read: every matrix once, and the KV of `context` tokens for
+    """Return the bytes that a decode step must read: all weights once, and the KV of `context` tokens for
     each row.
     """
     c = shape.text
@@ -116,7 +114,7 @@ def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
 def prefill_flops(shape: ModelConfig, tokens: int) -> int:
     """Return the FLOPs of one prompt: all matrices and causal attention.
 
-    The output head is left out, because only the last token needs it.
+    The output head is left out: prefill computes the logits of only the last token.
     """
     c = shape.text
     linear = 2 * tokens * c.num_layers * layer_weights(c)
@@ -126,7 +124,7 @@ def prefill_flops(shape: ModelConfig, tokens: int) -> int:
 def vision_flops(shape: ModelConfig, grid: tuple[int, int, int]) -> int:
     """Return the FLOPs of one image or video with `grid` (frames, height, width in patches).
 
-    Counted are the patch embedding, all layers (each frame attends to itself) and all mergers.
+    The sum covers the patch embedding, all layers and all mergers. Each frame attends only to itself.
     """
     c: VisionConfig = shape.vision
     frames, patches = grid[0], grid[1] * grid[2]

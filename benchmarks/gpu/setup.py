@@ -1,9 +1,9 @@
-"""Prepare a checkout for the GPU check, with only Python's standard library.
+"""Prepare a checkout for the GPU check. Needs only Python's standard library.
 
     python benchmarks/gpu/setup.py FOLDER      FOLDER must be on PYTHONPATH
 
-Exits with 1 and prints the missing packages if there are any. If mmengine is not installed, writes its entry
-points to FOLDER.
+If packages are missing, the program prints them and exits with 1. If mmengine is not installed, the program
+writes mmengine's entry points to FOLDER.
 """
 
 import re
@@ -38,7 +38,7 @@ def _name(dependency: str) -> str:
 
 
 def _installed(dependency: str) -> bool:
-    """Return whether a package is installed in the required version.
+    """Return whether a package is installed, in at least the required version.
 
     Only the lower limit is checked: `>=1.9` of `name>=1.9,<2`.
     """
@@ -66,7 +66,7 @@ def _how_to_bring(missing: list[str]) -> str:
 
 
 def _write_dist_info(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
-    """Write only the metadata that importlib.metadata needs to find a checkout's plugins."""
+    """Write the metadata with which importlib.metadata finds a checkout's plugins."""
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n", encoding="utf-8")
     lines = []

@@ -1,15 +1,15 @@
-"""Measure whether field confidences are calibrated: how often fields with a given confidence are right.
+"""Measure how well a field's confidence predicts whether the field is right.
 
     python -m benchmarks field_calibration
 
-Two models answer greedily, with a schema: the embedded checkpoint describes scenes of its held-out split,
-sharp and blurred, and SmolLM2-135M-Instruct (build/smollm2) reads forms. The truth is known, because scenes
-and forms are drawn at random. A field is right if the truth has the same value under the same JSON pointer.
+Two models answer greedily, with a schema. The embedded checkpoint describes sharp and blurred scenes from its
+test split. SmolLM2-135M-Instruct (build/smollm2) reads forms. Scenes and forms are generated, so the right
+values are known. A field is right if the generated value at its JSON pointer is the same.
 
-For each kind of field the tables show the number of fields, the share of right fields, the mean confidence
-`p`, and the expected calibration error. For this error the fields are sorted into ten bins of `p`. The
-distances between a bin's share of right fields and its mean `p` are averaged, weighted by the bin's size.
-AUROC: the probability that a right field has a higher `p` than a wrong one.
+For each kind of field the tables show the number of fields, the share of right fields and the mean confidence
+`p`. Two scores follow. Expected calibration error: the fields are sorted into ten bins by `p`. A bin's error
+is the distance between its share of right fields and its mean `p`. The score is the mean error, weighted by
+bin size. AUROC: the probability that a right field has a higher `p` than a wrong field.
 
     --count N      pictures of each sharpness, and forms (default 400)
     --quick        40 of each
@@ -92,8 +92,8 @@ def calibration_error(fields: list[Field]) -> float:
 
 
 def auroc(fields: list[Field]) -> float:
-    """Return the probability that a right field has a higher `p` than a wrong field; NaN if either kind is
-    missing.
+    """Return the probability that a right field has a higher `p` than a wrong field, or NaN if no field is
+    right or none is wrong.
     """
     ranked = sorted(fields, key=lambda field: field.p)
     rank_sum, at = 0.0, 0
@@ -131,7 +131,7 @@ def tables_of(groups: dict[str, list[Field]]) -> list[Table]:
 
 
 def svg_of(groups: dict[str, list[Field]]) -> str:
-    """Draw a reliability diagram for each group: share of right fields over mean `p`, areas by bin size."""
+    """Return an SVG with a reliability diagram for each group. A disc's area grows with its bin's size."""
     step = WIDTH + 2 * MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {step * len(groups)} {step + 14}" '

@@ -1,4 +1,4 @@
-"""An engine loop's inbox: it holds arrivals, cancellations and deadlines until a step reads them."""
+"""An engine loop's inbox. It stores arrivals, cancellations and deadlines until a step reads them."""
 
 import heapq
 from collections import deque
@@ -12,7 +12,7 @@ from mmengine.events import vocabulary as ev
 
 
 class Source(Protocol):
-    """A source of observations (arrivals, cancellations and other events from outside) for the loop."""
+    """A source of observations for the loop: arrivals, cancellations and other events from outside."""
 
     def drain(self) -> Iterable[ev.Event]: ...
 
@@ -26,14 +26,14 @@ class Source(Protocol):
 
 
 class Deadlines:
-    """The deadlines of requests or sessions, at most one for each id. A new deadline replaces the earlier
-    deadline of the same id. `clock`: returns the time in ns.
+    """The deadlines of requests or sessions. A new deadline replaces the earlier deadline of the same id.
+    `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._of: dict[str, int] = {}
-        self._all: list[tuple[int, str]] = []  # a heap; an entry that differs from `_of` is outdated
+        self._all: list[tuple[int, str]] = []  # a heap; an item that differs from `_of` is outdated
 
     def expect(self, request_id: str, within_ns: int) -> None:
         deadline = self._clock() + within_ns
@@ -48,7 +48,7 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The time of the next deadline, in ns on the clock, or None."""
+        """The time of the next deadline in ns, or None."""
         while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
             heapq.heappop(self._all)
         return self._all[0][0] if self._all else None
@@ -59,7 +59,7 @@ class Deadlines:
         return following is not None and following <= self._clock()
 
     def passed(self) -> Iterator[str]:
-        """Yield the ids whose deadlines have passed, and forget these deadlines."""
+        """Yield the ids whose deadlines have passed, and remove these deadlines."""
         while self._all and self._all[0][0] <= self._clock():
             deadline, name = heapq.heappop(self._all)
             if self._of.get(name) == deadline:
@@ -68,8 +68,8 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue of observations in memory. For each passed deadline the inbox adds an event. Requests, replies
-    from block stores, and idle sessions have deadlines. `clock`: returns the time in ns.
+    """A queue of observations in memory. For each passed deadline the inbox adds an event. Deadlines apply to
+    requests, replies from block stores, and idle sessions. `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):
@@ -86,7 +86,7 @@ class Inbox(Observer):
         return len(self._events) + self._of_sessions.any_passed
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Return no events: a cancelled request ends after the running step's result was applied."""
+        """Return no events: a cancelled request ends only after the running step's result is applied."""
         return ()
 
     def put(self, event: ev.Event) -> None:
@@ -102,7 +102,7 @@ class Inbox(Observer):
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
-        """Cancel the request after `deadline_ns`, if it has not ended. 0: never."""
+        """Cancel the request after `deadline_ns` if it still runs. 0: never."""
         if deadline_ns:
             self._deadlines.expect(request_id, deadline_ns)
 
@@ -111,27 +111,25 @@ class Inbox(Observer):
         self._of_store.expect(request_id, within_ns)
 
     def forget_store(self, request_id: str) -> None:
-        """Drop the deadline for the request's wait for a block store, because the store replied or the
-        request no longer waits.
-        """
+        """Remove the deadline for the block store's reply to this request."""
         self._of_store.forget(request_id)
 
     def expect_session(self, session_id: str, idle_ns: int) -> None:
-        """Close a session once it was idle for `idle_ns`; 0: never."""
+        """Close a session after it was idle for `idle_ns`. 0: never."""
         if idle_ns:
             self._of_sessions.expect(session_id, idle_ns)
 
     def forget_session(self, session_id: str) -> None:
-        """Drop the session's idle deadline, because the session is in use or closed."""
+        """Remove the session's idle deadline."""
         self._of_sessions.forget(session_id)
 
     @property
     def next_idle_ns(self) -> int | None:
-        """The time at which the next idle session is closed, in ns on the clock, or None."""
+        """The time in ns at which the next idle session is closed, or None."""
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget an ended request's deadlines, so that a later request may use the same id."""
+        """Remove an ended request's deadlines. A later request may use the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

@@ -1,6 +1,4 @@
-"""Checks each segment, frame and record in a log without applying the events. On request, repairs the log's
-end.
-"""
+"""Checks each segment, frame and record in a log without applying the events, and repairs a torn tail."""
 
 import os
 from dataclasses import dataclass, field
@@ -45,12 +43,10 @@ class Finding:
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """Facts about a segment: its header, its first and last record, and how many records of some kinds it
-    has.
+    """Summarises a segment: its header, its first and last record, and the number of events by kind.
 
-    `is_closed`: whether the segment has a footer. `wall_ns`: the wall-clock time at its first record.
-    `queued`, `finished`, `delivered`: how many QUEUED, FINISHED and DELIVERED events it has. `tokens`: how
-    many sampled tokens it has.
+    `is_closed`: whether the segment has a footer. `wall_ns`: the wall-clock time in the header. `queued`,
+    `finished`, `delivered`: number of events of this kind. `tokens`: number of sampled tokens.
     """
 
     name: str
@@ -74,9 +70,9 @@ class SegmentIndex:
 
 @dataclass(slots=True)
 class FsckReport:
-    """The result of a check. `repaired`: the bytes that a repair cut off; None without a repair.
-    `has_writer`: whether a writer is running, so that the end may change. `end`: how the log ends; None if
-    the check stopped before the first segment.
+    """The result of a check. `repaired`: the bytes that a repair removed, or None without a repair.
+    `has_writer`: whether a process is writing the log. `end`: how the log ends, or None if the check stopped
+    before the first segment.
     """
 
     folder: Path
@@ -93,14 +89,14 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code for the first finding, or 0 if there are no findings."""
+        """The exit code for the first finding, or 0 without findings."""
         return KINDS[self.findings[0].kind] if self.findings else 0
 
 
 def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
-    """Check a whole log. With `repair`, cut off a torn tail (an incomplete last record) and close the last
-    segment, unless a writer is running. Raises LogError if there is no log, or if the repair cannot be
-    written.
+    """Check a whole log. `repair`: remove a torn tail (an incomplete last record) and close the last segment.
+    A log with a running writer is not repaired. Raises LogError if there is no log, or if the repair cannot
+    be written.
     """
     report = FsckReport(folder, has_writer=is_locked(folder))
     if repair and report.has_writer:
@@ -123,7 +119,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Repair only the log's end. Returns None if there is earlier damage, which the check will report."""
+    """Repair only the log's end. Return None if there is earlier damage."""
     try:
         fd = lock(folder)
     except OSError as error:
@@ -161,7 +157,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
-    """Check one segment. Returns the error that makes its remaining bytes unreadable, or None."""
+    """Check one segment. Return the error that stops the check before the segment's end, or None."""
     index = SegmentIndex(path.name, 1, path.stat().st_size, False)
     report.segments.append(index)
     try:
@@ -177,8 +173,8 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
 
 
 def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
-    """Return the cuts in `recovery` as findings. An incomplete last record is not a finding while a writer
-    runs, because the writer may complete the record.
+    """Return the unreadable ranges in `recovery` as findings. An incomplete last record is not a finding
+    while a writer runs: the writer may complete the record.
     """
     return [
         Finding(cut.kind, str(cut))

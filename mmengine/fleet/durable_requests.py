@@ -1,9 +1,9 @@
-"""Requests that survive the end of the ingress that accepted them.
+"""Stores requests so that they survive a restart of the ingress.
 
     FOLDER/ingress/requests   requests without a stored answer, locked by the ingress
     FOLDER/REPLICA            the log of one replica process, locked by that process
 
-The replicas' logs tell which replica computed which tokens, so an ingress writes nothing else.
+The ingress stores no tokens: the replicas' logs contain them.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ NOT_ADOPTED = "requests do not survive the ingress, and store, background, files
 
 
 class DurableRequests:
-    """The durable requests, and the replicas' logs, in the folder `root`.
+    """The durable requests and the replicas' logs below the folder `root`.
 
     `open_durable_requests` creates instances. An instance belongs to one event loop.
     """
@@ -50,12 +50,12 @@ class DurableRequests:
         return list(self._ledger.found.values())
 
     def claim(self, request_id: str) -> LedgerEntry:
-        """Return a recovered request and remove it from `recovered_requests`. Raises KeyError."""
+        """Return a recovered request, and remove the request from `recovered_requests`. Raises KeyError."""
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
-        """Wait until no replica computes the request. Return its outputs from the replicas' logs, by
-        choice.
+        """Wait until no replica computes the request. Return one output for each choice, from the replicas'
+        logs.
         """
         sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
         logs = await self._logs.answers(names)
@@ -63,7 +63,7 @@ class DurableRequests:
         return await asyncio.to_thread(logged_outputs, entry.request_id, sampling, grammar, logs)
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """Wait until `replica` no longer computes these core ids; see RequestKeeper."""
+        """Wait until `replica` no longer computes the core requests `names`; see RequestKeeper."""
         await self._logs.released(replica, names)
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
@@ -77,12 +77,12 @@ class DurableRequests:
             raise
 
     def _drop_written(self, request_id: str, writing: "asyncio.Future[None]") -> None:
-        """Remove a request that was cancelled while it was being written."""
+        """Remove a request that was cancelled during the write."""
         if writing.exception() is None:
             self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
-        """Remove a request whose answer is no longer needed. An unknown id is no error."""
+        """Remove a request. An unknown id is no error."""
         self._ledger.drop(request_id)
 
     async def settled(self) -> None:
@@ -100,10 +100,9 @@ class DurableRequests:
 def open_durable_requests(
     root: Path, patience_s: float, warn: Callable[[str], None]
 ) -> DurableRequests | None:
-    """Open the requests below `root`. If file locks do not work there, call `warn` and return None.
+    """Open the requests below `root`. If file locks do not work in this folder, call `warn` and return None.
 
-    Waits for an ingress that is ending. Raises LogError if another ingress keeps the folder locked, and
-    OSError.
+    Waits up to 15 s for another ingress to release the folder, then raises LogError. Raises OSError.
     """
     folder = root / INGRESS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,6 +1,4 @@
-"""Loads the Triton sampling kernels if they work on a device, compiles them in advance, and says which
-library samples. Not yet run on a GPU.
-"""
+"""Loads, checks and compiles the Triton sampling kernels. Not yet run on a GPU."""
 
 from functools import cache
 from types import ModuleType
@@ -14,17 +12,14 @@ _EXAMPLE = 70  # vocabulary size in the test of the kernels
 
 
 def sampling_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module sampling_kernels, or None if its kernels do not run on `device` or give wrong
-    tokens.
+    """Return the module sampling_kernels, or None if the kernels do not run on `device` or give
+    wrong tokens.
     """
     return _checked_kernels(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once with this vocabulary size, so that Triton compiles all kernels now.
-
-    Otherwise the first step that samples would wait several seconds for the compilation.
-    """
+    """Run each kernel once with this vocabulary size, so that Triton compiles it before the first step."""
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
     bits = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
@@ -36,9 +31,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return a text with the library that samples on `device`. If torch samples on a GPU, the text says why
-    the kernels are not used.
-    """
+    """Return which library samples on `device`. If torch samples on a GPU, the text includes the reason."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"
@@ -53,7 +46,7 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 
         if not gives_known_tokens(sampling_kernels, device):
             return None, f"torch (triton {triton.__version__} gives wrong tokens)"
-    except Exception as error:  # torch samples instead if a compiler, driver or version does not fit
+    except Exception as error:  # e.g. no compiler, or an unsupported driver
         return None, f"torch ({in_one_line(error, 200)})"
     return sampling_kernels, f"triton {triton.__version__}"
 
@@ -61,17 +54,17 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Run each kernel once on a small example and return whether all results are right.
 
-    With equal logits, `draw` returns the argmax of the noise. For seed 1, output 2 and sample 3
-    (runtime/sampling/gumbel.py) this is token 15 of 70.
+    With equal logits, `draw` returns the argmax of the Gumbel noise: token 15 of 70 for seed 1, output 2 and
+    sample 3 (runtime/sampling/gumbel.py).
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]
-    # The best token has probability 0.632, the best two together 0.865 (sums of e**-n), so top_p 0.7 keeps
-    # two.
+    # The best token has probability 0.632, and the best two together have 0.865. So top_p 0.7 keeps two
+    # tokens.
     least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)
-    # Among the best three tokens, the best has probability 0.665, and the best two 0.910, so top_p 0.9 keeps
-    # two.
+    # With top_k 3, the best token has probability 0.665, and the best two have 0.910. So top_p 0.9 keeps two
+    # tokens.
     among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)
     drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
     likely = kernels.log_softmax(ramp)[0]

@@ -1,4 +1,4 @@
-"""Implements the protocol VisionLanguageModel: a model's text decoder and vision tower on a device."""
+"""Implements the protocol VisionLanguageModel with a text decoder and a vision tower."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,8 +41,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Network:
     """A VisionLanguageModel that consists of a text decoder and a vision tower.
 
-    The tower is None if the model has no tower, or if another rank has it. `device`, `dtype`: for weights and
-    hidden states.
+    `vision`: None if the model has no vision tower, or if another rank has the tower. `device`, `dtype`: for
+    weights and hidden states.
     """
 
     def __init__(
@@ -98,15 +98,16 @@ class Network:
             return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
-        """Return the encoder's measured cost. Return None without a vision tower, and on a GPU, where no item
-        is encoded in parts.
+        """Return the encoder's measured cost, or None without a vision tower or on a GPU. A GPU encodes no
+        item in parts, so the cost is not needed.
         """
         vision = self._vision
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder. Return None without a vision tower, or if the device has no attention
-        kernel for frames with different lengths."""
+        """Return an encoder for CUDA graphs. Return None without a vision tower, or if the device has no
+        attention kernel for frames of different lengths.
+        """
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -144,16 +145,14 @@ def load_network(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> Network:
-    """Load the networks that `whole` describes from the weights in `folder`, cast to `dtype` ("float32",
-    "bfloat16" or "float16").
+    """Load a network from the weights in `folder`, cast to `dtype` ("float32", "bfloat16" or "float16").
 
-    `shard`: load only this rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`:
-    the format to which the decoder's matrices are quantised (only on a CPU in bfloat16). `activations`:
-    "int8" to quantise a layer's input rows before they are multiplied by integer codes.
+    `shard`: load only this rank's shard. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`:
+    weight format for the decoder's matrices (only on a CPU in bfloat16). `activations`: "int8" to quantise a
+    layer's input rows.
 
-    Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a number of ranks over which the model cannot
-    be split.
+    Raises ModelError for an unsupported model. Raises ConfigError for an unusable device or dtype, for
+    kernels that do not run on the device, and if the model cannot be split over the ranks.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -197,7 +196,7 @@ def text_decoder(
 ) -> AnyTextDecoder:
     """Return the fastest text decoder that runs on `device`. Arguments and errors: as for load_network.
 
-    `has_vocabulary`: False for a gated decoder without embedding and LM head, such as a draft head's layers.
+    `has_vocabulary`: False for a decoder without embedding and LM head, such as a draft head's layers.
     """
     plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
     if device.type != "cpu" and not plain:
@@ -210,7 +209,7 @@ def text_decoder(
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
-    # The kernels compute all layers in a single call. Ranks must exchange sums within a layer, so torch
+    # The kernels compute all layers in a single call, but ranks exchange sums within a layer. So torch
     # computes a sharded decoder.
     sizes = delta_sizes(config)
     usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)

@@ -1,5 +1,5 @@
-"""The description of a model's prompts, which each model plugin gives to the shared processor: plain data,
-and a function that returns an image's or a video's tokens. Also reads generation_config.json.
+"""Describes a model's prompts. Each model plugin passes a Description to the shared prompt processor. Also
+reads generation_config.json.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,10 @@ REMEDY = "use another model"
 class MediaDescription:
     """Describes a model's media.
 
-    `placeholders`: token id that stands for an item in a template -> modality ("image" or "video"). The id
-    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: a function that returns an item's
-    tokens, given the placeholder's id and the loaded media. The runs of placeholders among these tokens
-    receive the item's embeddings in order. `encoder`: the encoder's fingerprint, which enters every pixel
-    hash.
+    `placeholders`: maps the token id of a template's placeholder to the modality ("image" or "video"). The
+    placeholder is a special token or in the tokenizer's `marked`. `tokens`: returns an item's tokens for a
+    placeholder's id and loaded media. Placeholders among these tokens receive the item's embeddings in order.
+    `encoder`: the encoder's fingerprint, a part of every pixel hash.
     """
 
     settings: MediaSettings
@@ -42,11 +41,11 @@ class MediaDescription:
 class Description:
     """Describes a model's prompts.
 
-    `version`: the version of the prompt code, which changes when some input would give other pixels or tokens
-    than before. `max_positions`: number of positions in the model. `generation`: contents of
-    generation_config.json. `eos_token_ids`: used if generation_config.json names no end tokens. `media`: None
-    for a text-only model. `templates`: modality -> template that replaces `template` for messages with media
-    of this modality. `remedy`: what a user can do about media that the model does not take.
+    `version`: version of the prompt code; a new version may give other pixels or tokens. `max_positions`:
+    number of positions in the model. `generation`: contents of generation_config.json. `eos_token_ids`: used
+    if generation_config.json names no end tokens. `media`: None for a text-only model. `templates`: by
+    modality, the template that replaces `template` for messages with such media. `remedy`: advice for a user
+    whose media the model does not support.
     """
 
     version: str
@@ -67,8 +66,8 @@ def read_generation(folder: Path) -> dict:
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """Return the id of the special token `name`. `who`: the code that needs the token, named in the
-    ModelError if the token is missing.
+    """Return the id of the special token `name`. Raises ModelError if the token is missing. `who`: for this
+    error's message, the code that needs the token.
     """
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")

@@ -1,8 +1,7 @@
-"""Finds the first difference between two logs. The logs are read side by side, and their events are compared
-with request ids in place of row numbers.
+"""Finds the first difference between two logs. Events are compared with request ids in place of row numbers.
 
-Block numbers and times are not compared. Checkpoints and deliveries are skipped. The result says which differ
-first: the inputs, or the decisions that were derived from equal inputs.
+Block numbers, times, checkpoints and deliveries are not compared. The result says whether the first
+difference is an input, or a decision that was derived from equal inputs.
 """
 
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ _TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs", "po
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two logs at the difference. `event`: the kind of the event, or "" if this log has ended.
-    `value`: the value of the field that differs.
+    """One log's record and state at the difference. `event`: the kind of the event, or "" if this log has
+    ended. `value`: the value of the different field.
     """
 
     sequence: int
@@ -43,9 +42,9 @@ class LogDifference(msgspec.Struct, frozen=True):
     """The first difference between two logs.
 
     `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
-    `settings` maps each setting that differs to its value in the first log and its value in the second.
-    `events`: the number of equal events before the difference. `request`: the request to which the field
-    belongs, or "".
+    `settings`: for each different setting, the values in the first and the second log. `events`: the number
+    of equal events before the difference. `field`, `request`: the different field, and the request to which
+    the field belongs, or "".
     """
 
     kind: str
@@ -65,12 +64,12 @@ def diff(
     shapes: bool = False,
     findings: tuple[Findings, Findings] | None = None,
 ) -> LogDifference:
-    """Return the first difference between two logs. If a decision cannot be applied to a log's state, the log
-    counts as ending before this decision.
+    """Return the first difference between two logs. A log ends before the first decision that does not fit
+    its state.
 
-    `match`: how requests correspond, either by equal ids or by equal arrival numbers. `shapes`: compare user
-    content only by its size, such as the number of tokens. `findings`: an object for each log, see
-    CheckedLog. Raises `verify`'s errors, and LogError for logs that begin at different records.
+    `match`: match requests by id or by arrival number. `shapes`: compare only the sizes of user content, such
+    as the number of tokens. `findings`: one per log, see CheckedLog. Raises `verify`'s errors, and LogError
+    for logs that begin at different records.
     """
     found = findings or (Findings(), Findings())
     logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])
@@ -95,8 +94,8 @@ _Fact = tuple[State, Record, str, dict[str, object]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
-    """Yield a tuple for each compared event: the state before the event, the record, the kind of the event,
-    and its fields. The fields contain request names instead of row numbers.
+    """Yield each compared event as (state before the event, record, kind, fields). The fields contain request
+    names instead of row numbers.
     """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
@@ -118,7 +117,7 @@ _CONTENT = {
 
 
 def _shape(name: str, value: Any) -> object:
-    """Return the size of a value if the value is user content; return any other value unchanged."""
+    """Return the size of a value with user content. Return any other value unchanged."""
     if name not in _CONTENT or isinstance(value, int):
         return value
     if name == "grammar" and value is not None:
@@ -265,8 +264,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether the inputs differ, rather than the decisions. If one log has a step's result where the
-    other log has a decision, the decisions differ, because the other log decided more before the result.
+    """Return whether the inputs differ rather than the decisions. A step's result in one log and a decision
+    in the other are different decisions: one log made more decisions before the result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -1,8 +1,7 @@
-"""The named invariants of a state, which hold between any two events. Tests, `mmengine log verify
---invariants` and `mmengine log minimize` use them.
+"""The named invariants of the engine's state. Every invariant holds between any two events. Tests, `mmengine
+log verify --invariants` and `mmengine log minimize` check the invariants.
 
-An invariant counts the state's rows, requests and steps again, and compares the result with the state's
-counters.
+An invariant counts rows, requests and steps again, and compares the results with the state's counters.
 """
 
 from collections import Counter
@@ -35,15 +34,15 @@ from mmengine.replay.row_invariants import (
 
 
 class BrokenInvariant(NamedTuple):
-    """A broken invariant. `name`: the invariant's name. `text`: how the state breaks the invariant."""
+    """A broken invariant. `text`: how the state breaks the invariant."""
 
     name: str
     text: str
 
 
 def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
-    """Return the first broken invariant, or None. `name`: check only this invariant. If an invariant cannot
-    be computed, for example because a row has no request, it counts as broken.
+    """Return the first broken invariant, or None. `name`: check only this invariant. An invariant that raises
+    an error counts as broken.
     """
     for each in [name] if name else INVARIANTS:
         try:
@@ -56,7 +55,7 @@ def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
 
 
 def _rows(state: State) -> Iterator[str]:
-    """Check that each row is running, free or leaving, and that each request waits or has a row."""
+    """Check that each row is running, free or leaving. Check that each request waits or has a row."""
     placed = sorted([*state.running.tolist(), *state.free_rows, *state.leaving])
     if placed != list(range(state.config.num_rows)):
         yield (
@@ -77,8 +76,8 @@ def _rows(state: State) -> Iterator[str]:
 
 
 def _state_slots(state: State) -> Iterator[str]:
-    """Check that each row has a slot of its own for its recurrent state, and that the states for later prefix
-    hits lie only in free slots.
+    """Check that each row has its own slot for its recurrent state. Check that only free slots store states
+    for prefix cache hits.
     """
     slots = state.states
     rows = [*state.running.tolist(), *state.leaving]
@@ -98,8 +97,9 @@ def _state_slots(state: State) -> Iterator[str]:
 
 
 def _sessions(state: State) -> Iterator[str]:
-    """Check that session leases (the blocks that sessions keep between requests) stay within their limit and
-    contain the sessions' tokens, and that each live request belongs to at most one session.
+    """Check session leases: the blocks that sessions keep between requests. The leases must stay within their
+    limit, and the leased blocks must contain the sessions' tokens. Each live request belongs to at most one
+    session.
     """
     config, sessions = state.config, state.sessions
     ending = any(session.is_settled for session in sessions.all.values())
@@ -128,8 +128,8 @@ def _sessions(state: State) -> Iterator[str]:
 
 
 def _queue(state: State) -> Iterator[str]:
-    """Check that waiting requests are in the order of the scheduling policy, and that rows are in the order
-    of their admission.
+    """Check that waiting requests are in the scheduling policy's order. Check that rows are in the order of
+    their admission.
     """
     ranks = [state.policy.rank(req_state) for req_state in state.waiting]
     for place, (first, second) in enumerate(pairwise(ranks)):
@@ -149,8 +149,8 @@ def _queue(state: State) -> Iterator[str]:
 
 
 def _tenants(state: State) -> Iterator[str]:
-    """Check that each live request belongs to a tenant, and that each request without a row is in the queue
-    of its tenant.
+    """Check that each live request belongs to a tenant. Check that each request without a row is in its
+    tenant's queue.
     """
     tenants = list(state.tenants.all.values())
     queued = sorted(id(req_state) for tenant in tenants for req_state in tenant.waiting)
@@ -165,7 +165,7 @@ def _tenants(state: State) -> Iterator[str]:
 
 
 def _budgets(state: State) -> Iterator[str]:
-    """Check that a step stays within its budgets for tokens, rows and embeddings, and that the step's
+    """Check that a step stays within its budgets for tokens, rows and embeddings. Check that the step's
     counters match its rows.
     """
     config, rows = state.config, state.step_rows
@@ -180,10 +180,10 @@ def _budgets(state: State) -> Iterator[str]:
             f"the step has the rows {rows.tolist()}; it must have each row only once, and at most "
             f"{config.max_num_seqs} rows (max_num_seqs)"
         )
-    # A part of a large media item has a budget of its own.
+    # A large media item's part has a separate budget.
     part = state.step_part.key if state.step_part is not None else None
     sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
-    # Under vLLM's rules, the items of a preempted request are encoded although their budget was returned.
+    # Under vLLM's rules, a preempted request returns its encoder budget, but its items are still encoded.
     uncounted = sum(sizes) > config.encoder_budget - state.encoder_left and not config.compat
     if state.encoder_left < 0 or uncounted:
         yield (
@@ -197,8 +197,8 @@ def _budgets(state: State) -> Iterator[str]:
 
 
 def _computed(state: State) -> Iterator[str]:
-    """Check that rows compute only known tokens, and write their KV only into blocks that the rows hold."""
-    # Rows whose step was lost or crashed are excluded, because such rows start again.
+    """Check that rows compute only known tokens, and write KV only to their own blocks."""
+    # Rows whose step was lost or crashed start again, so they are excluded.
     rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]
     known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size
@@ -208,8 +208,8 @@ def _computed(state: State) -> Iterator[str]:
             row = int(rows[over[0]])
             num_computed = int(state.num_computed[row])
             yield f"row {row} has computed {num_computed} tokens, but only {int(most[over[0]])} {text}"
-    # The last known token gives the logits for the next token. Therefore a row without scheduled or running
-    # work must have a known token that is not computed yet.
+    # The next token needs the logits of the last known token. So an idle row must have a known token that is
+    # not computed yet.
     idle = (state.scheduled[rows] + state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)
     idle &= (state.num_tokens[rows] < state.max_total[rows]) & (
         state.num_computed[rows] >= state.num_tokens[rows]
@@ -222,8 +222,8 @@ def _computed(state: State) -> Iterator[str]:
 
 
 def _flights(state: State) -> Iterator[str]:
-    """Check that no row in a dispatched step is free, and that the counters of steps in flight and of pending
-    tokens are correct.
+    """Check that no row in a dispatched step is free. Check the counters of steps in flight and pending
+    tokens.
     """
     if len(state.flights) > state.config.max_in_flight:
         limit = state.config.max_in_flight

@@ -1,9 +1,8 @@
-"""Builds tokenizer.json and tokenizer_config.json from the vocabulary of a GGUF file, which must be
-byte-level BPE or SentencePiece's BPE (sentence_pieces.py).
+"""Builds tokenizer.json and tokenizer_config.json from a GGUF file's vocabulary. Byte-level BPE and
+SentencePiece's BPE (sentence_pieces.py) are supported.
 
-The file contains a list of tokens, each with a type. Control tokens and user-defined tokens become added
-tokens in tokenizer.json. Padding tokens at the end of the list (`[PAD151646]`) are left out, so that no text
-is encoded to their ids.
+Control tokens and user-defined tokens become added tokens in tokenizer.json. Padding tokens at the end of the
+token list (`[PAD151646]`) are left out, so that no text is encoded to their ids.
 """
 
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ class PreTokenizer:
     """How a text is split before BPE merges.
 
     `pattern`: a regular expression that matches one piece; "" for GPT-2's pattern. `ignore_merges`: a piece
-    that is itself a token becomes this token, even if the merges would give other tokens. `adds_bos`: whether
-    texts begin with BOS if the file does not say so (add_bos_token).
+    that equals a token becomes this token without merges. `adds_bos`: whether texts begin with BOS if the
+    file has no add_bos_token.
     """
 
     pattern: str = ""
@@ -48,11 +47,10 @@ def _split(pattern: str) -> dict[str, object]:
 
 
 def _words(digits: str, letters: str = r"\p{L}") -> str:
-    """Return a pattern that splits a text into contractions, words, numbers, other characters and white
-    space.
+    """Return a pattern for contractions, words, numbers, other characters and white space.
 
-    `digits`: the pattern for numbers. `letters`: the character classes of letters. A word is letters, with
-    at most one other character before them.
+    `digits`: the pattern for numbers. `letters`: the character classes of letters. A word is a run of
+    letters, with at most one other character before the run.
     """
     return (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|"
@@ -82,7 +80,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; all othe
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Keys for the ends of a text, a turn, a message.
-# Control tokens with these names end an answer in llama.cpp, even if no key names them.
+# llama.cpp ends an answer at control tokens with these names, even if no key names them.
 _END_NAMES = frozenset(
     (
         "<|eot_id|>",
@@ -102,7 +100,7 @@ _END_NAMES = frozenset(
 def tokenizer_json(container: Container) -> dict[str, object]:
     """Return tokenizer.json.
 
-    Raises ModelError for an unsupported model, an unknown pre-tokenizer, duplicate tokens, and merges of
+    Raises ModelError for an unsupported tokenizer, an unknown pre-tokenizer, duplicate tokens, and merges of
     strings that are not tokens.
     """
     is_spm = _is_sentence_piece(container)
@@ -166,7 +164,7 @@ def tokenizer_config(container: Container) -> dict[str, object]:
 
 
 def token_ids(container: Container) -> dict[str, int]:
-    """Return the special token ids that the file names, by key (`eos_token_id`, …).
+    """Return the file's special token ids by key (`eos_token_id`, …).
 
     Raises ModelError for an id outside the vocabulary.
     """
@@ -178,10 +176,10 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids that end an answer, starting with the end of text (eos_token_id).
+    """Return the ids of the tokens that end an answer, starting with eos_token_id.
 
-    The file's own ids come first, then control tokens with a known name. An ordinary token with such a name
-    does not end an answer. For example, `</s>` in Qwen2.5's vocabulary may be part of a text about HTML.
+    Ids from the file's keys come first, then control tokens with a name in _END_NAMES. An ordinary token with
+    such a name does not end an answer: Qwen2.5 may write `</s>` in a text about HTML.
     """
     ids, (tokens, types) = token_ids(container), _tokens(container)
     named = [ids[name] for name in _ENDS if name in ids]
@@ -200,13 +198,13 @@ def token_id(container: Container, token: str) -> int:
 
 
 def num_tokens(container: Container) -> int:
-    """Return how many rows the embedding has: the length of the token list, including padding tokens."""
+    """Return the length of the token list, including padding tokens: the number of embedding rows."""
     return _array(container, "tokens").count
 
 
 def _is_sentence_piece(container: Container) -> bool:
-    """Return whether the vocabulary is SentencePiece's BPE, not byte-level BPE. Raises ModelError for other
-    models.
+    """Return True for SentencePiece's BPE and False for byte-level BPE. Raises ModelError for other
+    tokenizers.
     """
     fields = container.fields
     model = fields.values.get(f"{_PREFIX}model")
@@ -234,7 +232,7 @@ def _array(container: Container, name: str) -> StoredArray:
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Return the tokens and their types, without the padding tokens at the list's end."""
+    """Return the tokens and their types, without the padding tokens at the end."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):

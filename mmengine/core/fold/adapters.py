@@ -1,7 +1,7 @@
 """Applies events about LoRA adapters to the state.
 
-For each name, the state records an adapter. An adapter becomes nameless when its name is removed or given to
-another adapter. The state keeps a nameless adapter until the last request that uses it has ended.
+The state maps names to adapters. An adapter becomes nameless when its name is removed or passes to another
+adapter. The state keeps a nameless adapter until its last request has ended.
 """
 
 from mmengine.core.state.request_state import RequestState

@@ -1,4 +1,4 @@
-"""Defines a vision tower's layers, and reads them from weights."""
+"""Defines a vision tower's layers, and reads their weights."""
 
 import ctypes
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ class TorchLinear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Return x weight^T + bias, plus the residual if given. `out` is used only if there is a residual."""
+        """Return x weight^T + bias + residual. `out` is used only with a residual."""
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 
 
 class Linear(Protocol):
-    """The interface of PackedLinear, TorchLinear and wrappers around these layers."""
+    """The interface of PackedLinear and TorchLinear."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -59,8 +59,8 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """The layers that convert merge x merge joined patches to an embedding for the text model: the norm,
-    `fc1` with GELU (unless `fc1` is None), and `fc2`.
+    """A patch merger: norm, `fc1` with GELU, `fc2`. It converts merge x merge patches to one embedding for
+    the text model. `fc1`: None for a linear merger.
     """
 
     norm: Norm
@@ -70,15 +70,15 @@ class Merger:
 
 
 class LayerReader:
-    """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch if
-    `library` is None.
+    """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch
+    without a library.
     """
 
     def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """Return a linear layer that joins the outputs of the layers with these names."""
+        """Return a linear layer with the concatenated outputs of the layers `names`."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -1,5 +1,5 @@
-"""A debugger for logs, which moves forward or back to any position in a log and shows the engine's state at
-this position.
+"""A debugger for logs. It moves to any position in a log, forward or back, and shows the engine's state
+there.
 
     folder ──► records.py, saved/ ──► navigator.py (a position and its state)
                                             ▲

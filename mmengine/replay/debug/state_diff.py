@@ -14,9 +14,7 @@ _COUNTERS = ("num_arrived", "num_preempted", "step", "tokens_left", "encoder_lef
 
 
 class Change(NamedTuple):
-    """A value that differs between two states. `before` or `after` is "" if the state does not have this
-    value.
-    """
+    """A value that differs between two states. `before` or `after` is "" if the state lacks the value."""
 
     name: str
     before: str
@@ -24,7 +22,7 @@ class Change(NamedTuple):
 
 
 def values_of(state: State) -> dict[str, str]:
-    """Return the state's values as texts, by their names."""
+    """Return the state's values as text, keyed by name."""
     found = {name: str(getattr(state, name)) for name in _COUNTERS}
     found["free blocks"] = str(state.blocks.num_free)
     found["running"] = str(len(state.running))

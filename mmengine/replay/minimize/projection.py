@@ -1,9 +1,9 @@
-"""Removes whole requests from a log's recorded events, without deriving decisions again.
+"""Removes whole requests from a log's events, without deriving decisions again.
 
-While the whole log is folded (applied to the state), each record is split into the shares of its rows. A row
-is a running request's slot in the batch. The projection joins the remaining requests' shares again, on the
-state of a log that contains only these requests. Rows and blocks keep their numbers. A step without rows
-disappears, so later steps get smaller numbers.
+A record has values for many rows; a row is a running request's slot in the batch. While the whole log is
+applied to a state, each record is split by row. The projection then builds the smaller log's events from the
+remaining requests' values. Rows and blocks keep their numbers. A step without rows disappears, so later steps
+get smaller numbers.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An int32 column that is divided among rows. The values of row n end before `ends[n]`, and begin where
-    the values of row n - 1 end.
+    """An int32 column with a varying number of values per row. The values of row n are `values[ends[n - 1] :
+    ends[n]]`.
     """
 
     values: np.ndarray
     ends: np.ndarray
 
     def of(self, places: np.ndarray) -> bytes:
-        """Return the values that belong to the rows at these indices, as bytes."""
+        """Return the values for the rows at these indices, as bytes."""
         starts = np.concatenate(([0], self.ends[:-1]))
         return b"".join(
             self.values[start:end].tobytes()
@@ -39,8 +39,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record, and the shares of its rows. `rows`: intp. `owners`: the request id for each row, or empty.
-    `shares`: maps the name of a field to the column's share.
+    """A record, split by row. `rows`: intp. `owners`: the request id for each row, or empty. `shares`: the
+    columns by field name.
     """
 
     record: Record
@@ -51,13 +51,13 @@ class Piece:
 
     @property
     def num_cells(self) -> int:
-        """The number of array elements and request ids that the piece has in addition to its event."""
+        """The number of array elements and request ids in addition to the event."""
         shares = self.shares.values()
         return len(self.rows) + len(self.owners) + sum(len(one.values) + len(one.ends) for one in shares)
 
 
 def piece_of(state: State, record: Record) -> Piece:
-    """Split a record into shares. `state`: the state before the record. Raises an error for an impossible
+    """Return a record split by row. `state`: the state before the record. Raises an error for an impossible
     record.
     """
     event = record.event
@@ -132,18 +132,18 @@ def _runs(column: bytes, counts: np.ndarray) -> Share:
 
 
 class Projection:
-    """Converts pieces to the events of a smaller log, which contains only the requests `kept`. `state`: the
-    smaller log's state, to which the caller applies each event.
+    """Converts pieces to the events of a smaller log with only the requests `kept`. `state`: the smaller
+    log's state. The caller applies each event to this state.
     """
 
     def __init__(self, state: State, kept: set[str]):
         self._state, self._kept = state, kept
-        self._steps: set[int] = set()  # Steps of the whole log that are also in flight in the smaller log.
-        self._evicted: list[bytes] = []  # Encoder outputs that were evicted by events of removed requests.
+        self._steps: set[int] = set()  # Steps that are in flight in both logs.
+        self._evicted: list[bytes] = []  # Encoder outputs that removed requests evicted.
 
     def of(self, piece: Piece) -> ev.Event | None:
         """Return the piece's event without the removed requests, or None if nothing remains. Raises KeyError
-        if the smaller log's state has a row that is missing in the piece.
+        if the smaller log's state samples a row that is missing in the piece.
         """
         event, state = piece.event, self._state
         match event:
@@ -180,8 +180,8 @@ class Projection:
         return None
 
     def _own(self, piece: Piece, event: ev.Event) -> ev.Event:
-        """Return the event without references to removed requests. The event concerns a remaining request or
-        the whole engine.
+        """Return the event of a remaining request or of the whole engine, without references to removed
+        requests.
         """
         replace = msgspec.structs.replace
         match event:
@@ -243,8 +243,8 @@ class Projection:
         return np.array(places, np.intp)
 
     def _all_evicted(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return the encoder outputs that an event removes from the cache: the event's own `keys`, and
-        outputs that an earlier event of a removed request evicted.
+        """Return the encoder outputs that an event evicts. These are the event's own `keys` and the outputs
+        that removed requests evicted earlier.
         """
         idle = self._state.encoder.idle
         now = tuple(key for key in dict.fromkeys((*self._evicted, *keys)) if key in idle)

@@ -1,7 +1,5 @@
-"""Explains a request's history: why it waited, which blocks and encoder outputs it lost to which requests,
-and which prefix cache hits it had.
-
-Every claim is derived from the state just before the decision that the claim explains.
+"""Explains a request's history: waits, prefix cache hits, and blocks and encoder outputs that other requests
+took. Each claim is derived from the state just before the explained decision.
 """
 
 from pathlib import Path
@@ -34,10 +32,8 @@ from mmengine.replay.verify_report import Divergence
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """An event in the request's history, with the reason.
-
-    The claim covers the steps from `step` to `last_step`. `since_ns`: time since the request's arrival.
-    `facts`: the numbers in the text.
+    """An event in the request's history, with the reason. A claim covers the steps from `step` to
+    `last_step`. `since_ns`: time since the request's arrival. `facts`: the numbers in the text.
     """
 
     step: int
@@ -50,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 def why(folder: Path, request_id: str, findings: Findings | None = None) -> list[Claim]:
     """Return the history of the last request with this id, ordered by time. `findings`: see CheckedLog.
-    Raises LogError if there is no such request, and `verify`'s errors.
+    Raises LogError for an unknown request, and `verify`'s errors.
     """
     queued: tuple[Record, ev.Queued] | None = None
     of_session = False  # Whether the request continues a session.
@@ -81,9 +77,7 @@ def why(folder: Path, request_id: str, findings: Findings | None = None) -> list
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return the request's QUEUED event. If the request continues a session, the event's tokens begin with
-    the session's tokens.
-    """
+    """Return a session request's QUEUED event, with the session's tokens before the request's own."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.with_session_prefix(state, record.event)
@@ -94,8 +88,8 @@ class _Inquiry:
     """Reads a log, and collects the claims about a single request."""
 
     def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued, difference: Divergence | None):
-        """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: the event
-        in this record, with the session's tokens. `difference`: see `host_difference`.
+        """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: the
+        arrival's event, with the session's tokens. `difference`: see `host_difference`.
         """
         self._log, self._queued = log, queued
         self._name = request.request_id
@@ -110,13 +104,12 @@ class _Inquiry:
         self._rules = Rules(self.view, is_ours)
         self._words = words_of(log.started, -1 if difference is None else difference.step)
         self._difference = difference
-        self._expected: Expected = UNKNOWN  # The rules' decision on the state before a scheduling event.
+        self._expected: Expected = UNKNOWN  # The rules' decision for the current step.
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
-        # Maps a session to the last record that took leased blocks from the session, and to this record's
-        # note.
+        # For each session, the last LEASE_TAKEN record and its note.
         self._taken: dict[str, tuple[Record, Note]] = {}
 
     def claims(self) -> list[Claim]:
@@ -149,8 +142,8 @@ class _Inquiry:
         self._found.append(Claim(record.step, record.step, since, kind, self._words.claim(text), facts))
 
     def _tell_difference(self, record: Record) -> None:
-        """If `record` belongs to the first scheduling call that differs from the host's rules, and the
-        difference names the request, add a claim about the difference.
+        """Add a claim if `record` is the first decision that differs from the host's rules and the difference
+        names the request.
         """
         found = self._difference
         if found is None or found.sequence != record.sequence or not self._is_live:
@@ -161,7 +154,7 @@ class _Inquiry:
         text += f"{found.derived}" + (f"; {found.rule}." if found.rule else ".")
         self._claim(record, "rules", text, field=found.field)
 
-    # The meaning of each record for the request
+    # Methods that turn records into claims
 
     def _before(self, record: Record) -> None:
         event = record.event
@@ -219,7 +212,7 @@ class _Inquiry:
         return row >= 0 and bool(self.state.in_flight[row] or self.state.scheduled[row])
 
     def _note_wait(self, record: Record) -> None:
-        """Record a wait if the step that was just decided does not contain the request."""
+        """Add a wait if the last decided step does not contain the request."""
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
         req_state = self.state.requests.get(self._name)
@@ -273,9 +266,7 @@ class _Inquiry:
             self._claim(record, "lease taken", f"{text} ({reason}).{said}", **facts)
 
     def _scheduled(self, record: Record, event: ev.Scheduled) -> None:
-        """Add a claim if the step computes a different number of the request's tokens than the rules
-        would.
-        """
+        """Add a claim if the step's token count for the request differs from the rules' count."""
         text, facts = self._rules.rows(self.state.requests[self._name].row, event, self._expected)
         if text:
             self._claim(record, "rules", text, **facts)
@@ -325,8 +316,8 @@ class _Inquiry:
         self._claim(record, "prefix cache", text, **facts)
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Add a claim that this decision encodes the request's media items. `row`: the row that the decision
-        gives to the request, or None for the row that the request already has.
+        """Add a claim for each of the request's media items in `encode`. `row`: the row of an admission, or
+        None for a request that has a row.
         """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():
@@ -337,7 +328,7 @@ class _Inquiry:
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
     def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
-        """When the last part of a media item is encoded, add a claim that the item was encoded in parts."""
+        """Add a claim if this event encodes the last part of a media item."""
         req_state, item = self.state.requests[self._name], self._request.media[event.index]
         work = req_state.media_work[event.index]
         if event.until >= work:

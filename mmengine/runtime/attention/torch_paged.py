@@ -1,12 +1,12 @@
-"""The reference backend for CPU and CUDA. It gathers the KV for a group of rows, and then calls torch's SDPA.
+"""The reference attention backend for CPU and CUDA. It gathers a row group's KV and calls torch's SDPA.
 
-Rows with one query (decode) form one group. The group is padded to its longest row and masked by length. If
-the padding would be more than MAX_PADDING times the rows' own KV, the rows are split into groups with similar
-lengths. All other rows are grouped by equal query length and KV length, so that their groups need no padding.
-In addition to the KV pool, this backend needs a workspace as large as the largest group's KV in a step.
+Decode rows form one group, which is padded to its longest row and masked by length. If the padding exceeds
+MAX_PADDING times the rows' own KV, the rows are split into groups with similar lengths. Prefill rows are
+grouped by equal query length and KV length, without padding. The workspace for gathered KV is as large as a
+step's largest group.
 
-This backend has not been run on CUDA yet. On CUDA, a chunk that does not begin at the prompt's first token
-needs a mask. SDPA has no fast kernel for masks with grouped heads.
+Not yet run on CUDA. On CUDA, all prefill chunks after the first need a mask, and SDPA has no fast kernel for
+masks with grouped heads.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5  # maximum padding in a decode group, relative to its rows' own blocks
+MAX_PADDING = 0.5  # maximum padding in a decode group, divided by the rows' own blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with the same query length, whose attention is computed in one SDPA call.
+    """Describes g rows with equal query lengths. One SDPA call computes their attention.
 
     `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
     pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
-    for other rows. If `mask` is None, SDPA needs no mask: in a decode group each row has kv_len tokens, and
-    in other groups query i attends to the tokens 0 to i.
+    for prefill. None: in decode, all rows have kv_len tokens; in prefill, query i attends to the tokens 0 to
+    i.
     """
 
     tokens: Places
@@ -45,7 +45,7 @@ class Group:
 
 
 class TorchPagedAttention:
-    """Implements AttentionBackend. For float32 inputs the scores are computed in float32."""
+    """Implements AttentionBackend."""
 
     reads_unwritten = True
     captures = False
@@ -64,8 +64,8 @@ class TorchPagedAttention:
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         slots, table, lens = meta.on_device(self._device)
-        # A group reads the same number of blocks for each row. The dummy block, which contains zeros, stands
-        # for missing blocks, because another request's block may contain NaN.
+        # A group reads equally many blocks for each row. Shorter rows read the dummy block instead: the dummy
+        # block contains zeros, while another request's block may contain NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._set_slots(slots)
@@ -80,12 +80,9 @@ class TorchPagedAttention:
         self._reserve(self._groups)
 
     def _set_slots(self, slots: Tensor) -> None:
-        """Set the places in the pool where the step's tokens are stored. `slots`: int64 [t], on the
-        device.
-        """
-        # In the pool each block's V follows its K. The K of slot s = block * block_size + offset is therefore
-        # stored at s + block * block_size. The block size is a power of 2, so s & -block_size is block *
-        # block_size.
+        """Compute where the pool stores the step's tokens. `slots`: int64 [t], on the device."""
+        # In the pool each block's V follows its K. So the K of slot s = block * block_size + offset is stored
+        # at s + block * block_size. The block size is a power of 2, so block * block_size is s & -block_size.
         self._slots, self._k_places = slots, slots + (slots & -self._block_size)
         self._v_places = self._k_places + self._block_size
 
@@ -96,9 +93,7 @@ class TorchPagedAttention:
             self._workspace = self._workspace.new_empty(need)
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None for an fp8 pool, because K and V must be converted before they are
-        stored.
-        """
+        """See AttentionPort. Returns None for an fp8 pool, which stores converted K and V."""
         return None if self._is_fp8 else (self._pool.layers[layer], self._slots)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -116,7 +111,7 @@ class TorchPagedAttention:
         """Return the attention output for q [g * query_len, num_heads, head_dim], in the same shape."""
         k, v = self._gather(layer, group).unbind(0)
         if group.query_len == 1:
-            # Heads that share a KV head become queries of this head, so that KV need not be repeated.
+            # The query heads of a KV head become queries of one head, so KV is not repeated.
             q = q.reshape(group.num_rows, self._kv_heads, -1, self._head_dim)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
             return out.reshape(-1, self._heads, self._head_dim)
@@ -129,7 +124,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Unless the pool is fp8, the result is a workspace view and is valid until the next call.
+        The result is a view of the workspace and valid until the next call. For an fp8 pool it is a copy.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
@@ -140,8 +135,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as a single part, or as several parts if a single part would need much padding. With
-        several parts, the block counts in each part differ by less than a factor of two.
+        """Return `rows` split into groups, or as one group if it needs little padding. Within a split group,
+        block counts differ by less than a factor of two.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
@@ -186,20 +181,20 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b'], where b' blocks hold kv_len
-        tokens.
+        """Return `Group.pages` for a block table, int64 [g, b]. Only blocks for kv_len tokens
+        are included.
         """
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)
 
     def _causal_mask(self, query_len: int, kv_len: int) -> torch.Tensor:
-        """Return the causal mask in which query i is the token at kv_len - query_len + i in its row."""
+        """Return the causal mask for the row's last query_len tokens."""
         mask = torch.full((query_len, kv_len), float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(kv_len - query_len + 1)
 
 
 def token_places(indices: np.ndarray, device: torch.device) -> Places:
-    """Return a slice (a view, no copy) if the ascending indices are adjacent, otherwise an index tensor."""
+    """Return a slice if the ascending indices are adjacent, else an index tensor. A slice avoids a copy."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices):
         return slice(first, last + 1)

@@ -1,7 +1,7 @@
-"""Computes the probabilities of chosen tokens among the tokens that the grammars allow.
+"""Computes the probabilities of sampled tokens among the tokens that a grammar allows.
 
-A probability is computed by a softmax at temperature 1 over the allowed tokens. It uses the model's unchanged
-logits, without penalties, biases and filters.
+A probability is a softmax over the allowed tokens' logits at temperature 1, without penalties, biases and
+filters.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ from mmengine.token_confidence import NUM_LIKELY
 
 @dataclass(frozen=True, slots=True)
 class AllowedWeights:
-    """Facts about the allowed tokens at m sampling positions. `indices`: the positions, on the host.
+    """The allowed tokens' weights at m sampling positions. `indices`: the positions, on the host.
 
-    `log_sum`, `entropy`, `num_allowed`: [m]. `best`, `best_ids`: [m, k], the logits and ids of the k
-    likeliest allowed tokens, in descending order; -inf if fewer tokens are allowed.
+    `log_sum` (the softmax's denominator), `entropy`, `num_allowed`: [m]. `best`, `best_ids`: [m, k], the
+    logits and ids of the k likeliest allowed tokens, in descending order; -inf if fewer tokens are allowed.
     """
 
     indices: np.ndarray
@@ -38,7 +38,7 @@ class AllowedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Confidences:
-    """The confidences at m sampling positions, with fields as in AllowedWeights, but logprobs in `best`.
+    """The confidences at m sampling positions. Fields are as in AllowedWeights, but `best` contains logprobs.
 
     `chosen`: [m], the logprob of each chosen token.
     """
@@ -72,10 +72,9 @@ class _Allowed(ctypes.Structure):
 
 
 def weigh_allowed(logits: torch.Tensor, masks: Masks, options: np.ndarray) -> AllowedWeights | None:
-    """Return the weights for rows with the option CONFIDENCE, or None if there are no such rows.
+    """Return the weights for rows with the option CONFIDENCE, or None without such rows.
 
-    `logits`: float32 [s, vocab_size]. On a device other than a CPU, `masks` must already be applied to them.
-    Does not wait for the device.
+    `logits`: float32 [s, vocab_size]; on a GPU with `masks` already applied. Does not wait for the device.
     """
     is_wanted = (options[masks.selected] & CONFIDENCE) != 0
     if not is_wanted.any():
@@ -117,7 +116,7 @@ def _weigh_in_kernel(
 
 
 def _weigh(places: np.ndarray, masked: torch.Tensor) -> AllowedWeights:
-    """Return the weights for rows [m, vocab_size] in which disallowed tokens have -inf."""
+    """Return the weights for logits [m, vocab_size]. Disallowed tokens must have -inf."""
     log_sum = masked.logsumexp(-1)
     logprobs = masked - log_sum[:, None]
     likelihoods = logprobs.exp()
@@ -128,7 +127,7 @@ def _weigh(places: np.ndarray, masked: torch.Tensor) -> AllowedWeights:
 
 
 def confidences_of(allowed: AllowedWeights, logits: torch.Tensor, token_ids: torch.Tensor) -> Confidences:
-    """Return the confidences for the chosen tokens `token_ids` [s]. `logits`: [s, vocab_size]."""
+    """Return the confidences for the sampled tokens `token_ids` [s]. `logits`: [s, vocab_size]."""
     rows = upload(allowed.indices.astype(np.int64), logits.device)
     chosen = logits[rows, token_ids[rows].clamp(min=0)] - allowed.log_sum
     best = allowed.best - allowed.log_sum[:, None]

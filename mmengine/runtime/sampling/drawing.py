@@ -1,7 +1,6 @@
-"""Draws tokens at random from logits, with a fused kernel if there is one, else with separate torch
-operations.
+"""Draws tokens at random from logits, with a fused kernel or with separate torch operations.
 
-The torch operations (filters, then noise) define the result that the kernels must return.
+The torch operations are the reference: the kernels must return the same tokens.
 """
 
 from types import ModuleType
@@ -23,9 +22,9 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
+    """Return a token for each row, int64 [r]. `logits`: float32 [r, vocab_size].
 
-    `batch`: the entries for the rows of `logits`, all with a temperature above 0. `options` [r]: the rows'
+    `batch`: the sampling parameters for each row, all with a temperature above 0. `options` [r]: the rows'
     options. `kernels`: the module gpu.sampling_kernels, or None.
     """
     is_typical = (options & TYPICAL) != 0
@@ -51,8 +50,8 @@ def _draw_typical(
     kernels: ModuleType | None,
     is_typical: np.ndarray,
 ) -> torch.Tensor:
-    """Draw as `draw` does, for a batch in which some rows use typical-p. No kernel supports typical-p.
-    `is_typical`: bool [r], whether each row uses typical-p.
+    """Do the same as `draw` if some rows use typical-p, which no kernel supports. `is_typical`: bool [r], the
+    rows with typical-p.
     """
     token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
     others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)
@@ -67,7 +66,7 @@ def _draw_typical(
 def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
     columns, device = batch.columns, logits.device
     logits = apply_temperature(logits, upload_columns(columns["temperature"], device=device)[0])
-    # Top-p without top-k sorts the whole vocabulary, so such rows are separated from rows with top-k.
+    # Top-p without top-k sorts the whole vocabulary, so rows with top-k are filtered separately.
     for selected in (
         np.flatnonzero(options & TOP_K),
         np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),

@@ -1,4 +1,4 @@
-"""Applies grammars' token masks, which have one bit for each token, to logits."""
+"""Applies the grammars' token masks (one bit per token) to logits."""
 
 import ctypes
 
@@ -32,10 +32,9 @@ def keep_allowed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each masked row's largest allowed logit, float32 [m], and its token, int64 [m].
 
-    Of equal logits, the lowest token id is returned. The logit is -inf if no token is allowed, and undefined
-    in a row with NaN. `is_read` (bool [m]): the rows that the caller reads later. In these rows the logits of
-    disallowed tokens become -inf, in place. In the remaining rows these logits may stay unchanged. `logits`:
-    float32 [s, vocab_size].
+    Among equal logits, the lowest token id wins. The logit is -inf if no token is allowed, and undefined in a
+    row with NaN. `is_read` (bool [m]): the rows that the caller reads later. In these rows, disallowed
+    tokens' logits become -inf, in place. Other rows may stay unchanged. `logits`: float32 [s, vocab_size].
     """
     if logits.device.type != "cpu":
         return keep_allowed_on_gpu(logits, masks)
@@ -69,7 +68,7 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
 
 
 def keep_allowed_on_gpu(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same as `keep_allowed` on a GPU, without waiting for the device (not yet run on a GPU)."""
+    """Do the same as `keep_allowed` on a GPU, without waiting for the device. Not yet run on a GPU."""
     places, bits = upload(masks.selected, logits.device), upload(masks.bits.view(np.int32), logits.device)
     kernels = sampling_kernels(logits.device)
     if kernels is not None and logits.stride(1) == 1:

@@ -1,4 +1,4 @@
-"""Replaces the sizes that a config leaves open (0), based on the model and the available memory."""
+"""Replaces the zeros in a config with sizes that fit the model and the available memory."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_p
 from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
 
-RESERVE_SHARE = 0.1  # share of a GPU's memory that is left unused (kv/memory.py)
-CPU_MEMORY_SHARE = 0.25  # maximum share of the remaining memory for the default KV pool on a CPU
-# The default KV pool on a CPU holds CPU_FULL_REQUESTS full-length requests, and has at least CPU_MIN_BYTES.
+RESERVE_SHARE = 0.1  # unused share of a GPU's memory (kv/memory.py)
+CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV pool
+# A CPU's default KV pool fits this many full-length requests, but has at least CPU_MIN_BYTES.
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
-STATE_SHARE = 0.125  # maximum share of the remaining memory for the default number of state slots
-GROWTH = 1.5  # on a CPU the encoder cache grows by doubling, and its old half is then in memory twice
+STATE_SHARE = 0.125  # maximum share of free memory for the default number of state slots
+GROWTH = 1.5  # a CPU's encoder cache doubles; while it is copied, the old half is in memory twice
 
 
 def resolve(
@@ -34,10 +34,9 @@ def resolve(
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
-    """Return `config` with all zeros replaced. For example, num_blocks is computed from the memory, and
-    max_model_len from the model and the pool.
-
-    A block contains KV for the model and the draft head. Raises ConfigError for sizes that do not fit.
+    """Return `config` with all zeros replaced. Raises ConfigError for sizes that do not fit. For example,
+    num_blocks follows from the memory, and max_model_len from the model and the pool. A block contains KV for
+    the model and the draft head.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -50,7 +49,7 @@ def resolve(
     config = _with_groups(config, spec, head, wanted_len)
     blocks_each = config.most_blocks(wanted_len)
     block_bytes = block_bytes_of(config, spec, head, dtype)
-    needed = config.most_blocks(config.max_model_len) + 1  # for one request, if a length was set
+    needed = config.most_blocks(config.max_model_len) + 1  # for one request of max_model_len
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
@@ -104,8 +103,9 @@ def _check_states(config: EngineConfig) -> None:
 
 
 def _with_groups(config: EngineConfig, spec: ModelSpec, head: HeadFiles | None, longest: int) -> EngineConfig:
-    """Return the config with the model's block groups, if the settings support groups, and if groups reduce
-    the memory for a request of `longest` tokens."""
+    """Return the config with the model's block groups. If the settings exclude groups, or groups do not
+    reduce the memory for a request of `longest` tokens, return the config unchanged.
+    """
     excluded = (config.compat, config.lookahead_tokens, config.swap_blocks, config.block_store)
     if config.block_groups or head is not None or any(excluded) or config.tensor_parallel > 1:
         return config
@@ -120,7 +120,7 @@ def _with_groups(config: EngineConfig, spec: ModelSpec, head: HeadFiles | None, 
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with its state slot count, and the memory with the state pool included."""
+    """Return the config with num_state_slots set, and the memory including the state pool."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -133,15 +133,15 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFiles | None, dtype: torch.dtype) -> int:
-    """Return a KV block's size in bytes, for the model and its draft head."""
+    """Return a KV block's size in bytes, including the draft head's KV."""
     spec = block_spec(spec, config.block_groups)
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
-    """Return the default for `max_in_flight`. It is 1 on a CPU, which computes a step only when it is
-    collected.
+    """Return the default for `max_in_flight`. A CPU does not compute steps in the background, so its default
+    is 1.
     """
     return 2 if device.is_async and not config.compat else 1
 
@@ -153,11 +153,8 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory for a device that has its own memory. It is measured after the model's weights were
-    loaded.
-
-    The draft head's weights, which are loaded later, are added. The encoder cache is not included. Not
-    yet run on a GPU.
+    """Return the measured memory of a device, with the model's weights already loaded. The draft head's
+    weights, which are loaded later, are added. The encoder cache is not included. Not yet run on a GPU.
     """
     device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
@@ -185,10 +182,10 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """Return a GPU's encoder cache size in embeddings, and the memory with the cache included.
+    """Return a GPU's encoder cache size in embeddings, and the memory including the cache.
 
-    By default the cache has room for the largest item, which a row may read in several chunks, and for all
-    items that a step encodes meanwhile. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    By default the cache fits the largest item and one step's encoder budget: while a row reads an item in
+    chunks, steps encode others. Without an encoder (`embed_bytes` 0) no memory is reserved.
     """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
@@ -201,11 +198,9 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return a CPU's default KV pool size in bytes: enough for a few requests that need `full_request`
-    bytes.
-
-    The pool gets at most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave.
-    The rest is for steps and other programs.
+    """Return a CPU's default KV pool size in bytes. `full_request`: bytes of a full-length request. `left`:
+    the free memory beside weights and a full encoder cache. The pool gets at most CPU_MEMORY_SHARE of it.
+    Steps and other programs use the rest.
     """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))

@@ -1,4 +1,4 @@
-"""Runs AsyncEngine's thread, which steps the engine and makes the calls that other threads queue."""
+"""Runs AsyncEngine's thread. The thread steps the engine and makes the calls that other threads queue."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from mmengine.serve.requests.health import StepClock
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 
-_log = logging.getLogger("mmengine.engine")  # prints to stderr if the program does not configure logging
-MAX_HANGS = 32  # after more consecutive hangs the streams end with an error
-_POLL_S = 1.0  # interval in seconds at which a waiting caller checks that the thread is alive
+_log = logging.getLogger("mmengine.engine")  # prints to stderr by default
+MAX_HANGS = 32  # more consecutive hangs end all streams with an error
+_POLL_S = 1.0  # how often a waiting caller checks that the thread is alive
 T = TypeVar("T")
 
 
 class EngineThread:
-    """Owns the engine and steps it. After a hang, a new engine resumes the log if there is a log.
+    """Owns and steps the engine. After a hang, a new engine resumes the log, if there is a log.
 
-    The watchdog's thread calls `replaced(old_engine)` when a new engine has resumed the log. `failed(error)`
-    is called when no engine can continue.
+    `replaced(old_engine)`: called by the watchdog's thread when a new engine has resumed the log.
+    `failed(error)`: called when no engine can continue.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class EngineThread:
         self._replaced, self._failed = replaced, failed
         self.engine = self._make_engine()
         self.step_clock = StepClock()
-        self.stats = replace(self.engine.stats())  # the engine core's counters after the last step
-        self.leaves = False  # whether closing leaves running requests in the log
+        self.stats = replace(self.engine.stats())  # counters after the last step
+        self.leaves = False  # whether `close` leaves running requests in the log
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._num_hangs = 0  # consecutive hangs; reset to 0 when a step returns
-        self._is_stuck = False  # whether a step hangs and no new engine could be started
+        self._is_stuck = False  # whether a step hangs and no new engine replaced it
 
     def start(self, open_requests: OpenRequests) -> None:
-        """Start a thread that steps the engine. Called again for each engine that replaces a hung engine."""
+        """Start the thread that steps the engine. Each replacement after a hang calls this method again."""
         self._open = open_requests
         self._thread = threading.Thread(target=self._run, args=(self.engine,), name="mmengine", daemon=True)
         self._thread.start()
@@ -62,14 +62,14 @@ class EngineThread:
         return self._thread.is_alive()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Queue a call that the engine's thread makes between two steps. The call must not raise."""
+        """Queue a call for the engine's thread, between two steps. The call must not raise."""
         self._calls.put(call)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread and return its result.
 
-        Raises the same errors as `function`, RequestFailed if the engine has failed, and InvalidRequest if
-        the engine is closed.
+        Raises `function`'s errors, RequestFailed if the engine has failed, and InvalidRequest if the engine
+        is closed.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
@@ -89,10 +89,7 @@ class EngineThread:
         return result.result()
 
     def join(self) -> None:
-        """Wait until the thread and its replacements after hangs have ended.
-
-        Does not wait for a hung thread.
-        """
+        """Wait until the thread and its replacements have ended. Does not wait for a hung thread."""
         while (thread := self._thread).is_alive() and not self._is_stuck:
             thread.join(0.05)
 
@@ -118,7 +115,7 @@ class EngineThread:
                     open_requests.acknowledge(engine)
                 if open_requests.is_closing:
                     engine.check_stall()
-        except BaseException as error:  # every failure must reach the callers as an error
+        except BaseException as error:  # every failure must reach the callers
             if engine is self.engine:
                 if not isinstance(error, MMEngineError) or error.__cause__ is not None:
                     _log.critical("the engine died", exc_info=error)
@@ -131,9 +128,8 @@ class EngineThread:
                 self._failed(engine_failed(error))
 
     def _run_calls(self) -> None:
-        """Make all queued calls. If the engine has no work, wait for a call first.
-
-        The wait also ends when a session reaches its idle limit, so that a step can close the session.
+        """Make all queued calls. If the engine has no work, first wait for a call or for a session's idle
+        limit.
         """
         if not self.engine.has_work:
             with suppress(queue.Empty):

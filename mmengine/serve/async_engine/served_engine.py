@@ -1,4 +1,4 @@
-"""The engine interface on which the server depends. AsyncEngine and the replica fleet implement it."""
+"""The engine interface that the server uses. AsyncEngine and the replica fleet implement it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack
@@ -23,7 +23,7 @@ from mmengine.serve.text.request_output import Completion
 
 
 class Collects(Protocol):
-    """A collector that can be registered with prometheus_client's registry."""
+    """A collector for prometheus_client's registry."""
 
     def collect(self) -> Iterable[Metric]: ...
 

@@ -1,4 +1,4 @@
-"""Engine's methods that return completions, chat messages, and JSON values that match a schema."""
+"""Engine's methods for completions, chat messages and JSON values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
@@ -36,7 +36,7 @@ class ChatStream:
     """An iterator over ChatChunks. Reading a chunk steps the engine.
 
     Leaving `with`, calling `close`, or dropping the iterator cancels an unfinished request. Reading the first
-    chunk raises the same errors as `chat`.
+    chunk raises `chat`'s errors.
     """
 
     def __init__(self, chunks: Generator[ChatChunk, None, ChatAnswer]):
@@ -54,7 +54,7 @@ class ChatStream:
             raise
 
     def get_final_completion(self) -> ChatCompletion:
-        """Read to the answer's end and return the same completion as `chat`.
+        """Read all chunks, and return the same completion as `chat`.
 
         Raises RequestFailed if the stream was closed before its end.
         """
@@ -63,7 +63,7 @@ class ChatStream:
         return final_completion(self._answer)
 
     def close(self) -> None:
-        """Cancel a running request. The iterator yields no further chunk."""
+        """Cancel a running request and end the iterator."""
         self._chunks.close()
 
     def __enter__(self) -> "ChatStream":
@@ -112,11 +112,11 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
-        """Run all prompts in continuous batches and return their answers in the prompts' order.
+        """Run all prompts in continuous batches, and return the answers in the prompts' order.
 
-        A string, a Prompt or a message list counts as a single prompt, for which a list with one answer is
-        returned. The options are the same as for `submit`, without `request_id` and `deadline_s`. If prompts
-        are refused or fail, the first error is raised after all other prompts have ended.
+        A string, a Prompt or a message list is a single prompt, with a single answer in the list. The options
+        are `submit`'s, without `request_id` and `deadline_s`. If a prompt is refused or fails, the first
+        error is raised after all prompts have ended.
         """
         form = response_format_of(options)
         request_options = form.added_to(make_options(sampling, options, GENERATE))
@@ -129,13 +129,12 @@ class TypedAnswers(ABC):
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
         Tool calls and reasoning are separate fields in the message. `tools`, `tool_choice` and
-        `parallel_tool_calls` are OpenAI's options. All other options are the same as for `submit`.
-        `response_format` applies only to an answer without tool calls. A stop string ends text but never a
-        tool call.
+        `parallel_tool_calls` are OpenAI's options. The other options are `submit`'s. `response_format`
+        applies only to an answer without tool calls. A stop string never ends a tool call.
 
         To continue the conversation, append the message's `as_json` to `messages`. Then append each tool's
         result as a message with the role `tool` and the call's `tool_call_id`. No other request may run
-        during this call. Raises the same errors as `generate`.
+        during this call. Raises `generate`'s errors.
         """
         return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
@@ -144,9 +143,9 @@ class TypedAnswers(ABC):
     ) -> ChatStream:
         """Return an iterator over the answer in OpenAI's stream chunks.
 
-        The arguments are the same as for `chat`. Raises InvalidRequest at once for invalid options. Reading
-        the first chunk raises all other errors that `chat` raises. No other request may run until the
-        iterator ends. Closing the iterator cancels the request.
+        The arguments are `chat`'s. Raises InvalidRequest at once for invalid options. Reading the first chunk
+        raises `chat`'s other errors. No other request may run until the iterator ends. Closing the iterator
+        cancels the request.
         """
         return self._chat(messages, sampling, options, stream=True)
 
@@ -161,7 +160,7 @@ class TypedAnswers(ABC):
     ) -> Generator[ChatChunk, None, ChatAnswer]:
         """Yield the answer's chunks.
 
-        With `stream`, no other caller may step the engine between two chunks.
+        With `stream`, other callers may not step the engine between two chunks.
         """
         self.check_batchable()
         options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
@@ -189,31 +188,31 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Return the answer to a prompt as the value that `schema` describes.
+        """Return the answer to a prompt as a value that matches `schema`.
 
         `schema` is a JSON schema as a dict, or a Python type. For a type such as a dataclass, an instance is
         returned. The package structured_output.types lists the supported types. `reasoning` says whether the
-        model reasons first; with None, the prompt decides. Takes the same `options` as `generate`. Raises the
-        same errors as `generate`, and RequestFailed if the answer was cut. `on_truncation="close"` prevents
-        cut answers: the value is completed within the token budget. With `confidence`, returns a
-        ConfidentValue, which has the value and each field's confidence by JSON pointer.
+        model reasons first; with None, the prompt decides. `options` are `generate`'s. Raises `generate`'s
+        errors, and RequestFailed if the answer was truncated. `on_truncation="close"` completes the value
+        within the token budget instead. With `confidence`, returns a ConfidentValue: the value and each
+        field's confidence by JSON pointer.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form
         return decode_answer(self.generate([messages], sampling, **options)[0], schema, confidence)
 
     def boxes(self, value: object, schema: object, image: ImageSource) -> dict[str, Box]:
-        """Return the boxes in an answer about a single image, by JSON pointer, in the image file's pixels.
+        """Return the boxes in an answer about an image, by JSON pointer, in the image file's pixels.
 
         A box is the value for a key `bbox_2d`, or for a schema with `"x-mmengine-box": true`. `value` has
-        JSON types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says why a
-        box does not lie in the image. Raises InvalidRequest if the plugin does not declare how the model
-        writes boxes.
+        JSON types. Coordinates are converted back from the resized and EXIF-oriented image. `Box.problem`
+        says why a box is outside the image. Raises InvalidRequest if the plugin does not declare a box
+        format.
         """
         return answer_boxes(value, schema, image, self.box_unit(), self.processor)
 
     def box_unit(self) -> BoxUnit:
-        """Return how the model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
+        """Return the model's box format. Raises InvalidRequest if the plugin does not declare a format."""
         return box_unit_of(self.built.folder, self.built.plugin)
 
     def stream_json(
@@ -227,14 +226,13 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Iterator[JsonValue]:
-        """Yield `generate_json`'s result as a growing partial value while the model generates it.
+        """Yield growing partial values during generation, and `generate_json`'s result last.
 
-        A partial value has JSON types (a dict for an object). Each value extends the previous value, except
-        if a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify a
-        value, because later values share the parts that are already complete. No other request may run until
-        the iterator ends. Closing the iterator cancels the request. Reading the first value raises the same
-        errors as `generate_json`. With `confidence`, each value is a ConfidentValue, and only the last value
-        has confidences.
+        A partial value has JSON types (a dict for an object). Each value extends the previous value, unless a
+        key outside the schema occurs twice. Do not modify a value: later values share its objects. No other
+        request may run until the iterator ends. Closing the iterator cancels the request. Reading the first
+        value raises `generate_json`'s errors. With `confidence`, each value is a ConfidentValue, and only the
+        last value has confidences.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form

@@ -1,9 +1,8 @@
-"""Turns documents into a request file, which `run_batch` answers. The request file and the answers are in a
-work folder.
+"""Turns documents into a request file for `run_batch`, in a work folder.
 
-The work folder has extract.json (what is extracted, and how), documents.jsonl (a line per document), pages/
-(the drawn pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. If a work folder has requests.jsonl,
-its plan is complete, and the same command computes only the missing answers.
+The work folder has extract.json (the options), documents.jsonl (a line per document), pages/ (the rendered
+pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. With requests.jsonl the plan is complete: the
+same command then computes only the missing answers.
 """
 
 import hashlib
@@ -27,9 +26,7 @@ PROMPT = "Read the document and return its data as JSON that follows this JSON s
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The options of an extraction. `model`: the model's options, which show whether a later run uses another
-    model.
-    """
+    """The options of an extraction. `model`: options that identify the model."""
 
     schema: bytes
     prompt: str
@@ -45,9 +42,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A planned document. `pictures`: paths relative to the work folder. A PDF document has a picture for
-    each page.
-    """
+    """A planned document. `pictures`: paths relative to the work folder; a PDF has a picture per page."""
 
     document: str
     pictures: list[str]
@@ -55,7 +50,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the table. `request`: the custom_id of the row's request, or "" without a request. `page`: the
+    """A row of the result table. `request`: the request's custom_id, or "" without a request. `page`: the
     page number from 1, or None for a whole document.
     """
 
@@ -80,13 +75,13 @@ class WorkFolder:
         return self.requests.exists()
 
     def begin(self, job: Job, documents: list[Document]) -> None:
-        """Create the folder, or check that it belongs to the same extraction. Raises InvalidRequest."""
+        """Create the folder. Raises InvalidRequest if the folder belongs to another extraction."""
         manifest = self.path / MANIFEST
         wanted = _described(job, documents)
         if manifest.exists():
             self._check(manifest, wanted)
             return
-        # If the process was killed in `write_whole`, the folder may have an incomplete manifest.
+        # A process that was killed in `write_whole` may leave an incomplete manifest.
         part = f"{MANIFEST}.part"
         if self.path.exists() and any(each.name != part for each in self.path.iterdir()):
             raise InvalidRequest(f"{self.path} is not the work folder of an extraction; name another --work")
@@ -108,8 +103,8 @@ class WorkFolder:
     def plan(
         self, job: Job, documents: list[Document], painter: PagePainter, progress: Callable[[], None]
     ) -> None:
-        """Draw the pages of PDF documents, and write the request file. `progress` is called for each
-        document.
+        """Render the pages of PDF documents, and write the request file. Calls `progress` for
+        each document.
         """
         found: list[Planned] = []
         (self.path / "pages").mkdir(exist_ok=True)
@@ -133,7 +128,7 @@ class WorkFolder:
         return Planned(document.name, [os.path.relpath(page, self.path) for page in pages])
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows of the table, in the order of the documents and their pages."""
+        """Yield the table's rows, ordered by document and page."""
         decode = msgspec.json.Decoder(Planned).decode
         with self._documents.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -149,7 +144,7 @@ class WorkFolder:
 
 
 def _described(job: Job, documents: list[Document]) -> dict[str, object]:
-    """Return the values that identify an extraction, by the names that users know."""
+    """Return the values that identify an extraction, by option name."""
     digest = hashlib.sha256(msgspec.json.encode(documents)).hexdigest()
     fields = msgspec.structs.asdict(job)
     schema, model = fields.pop("schema"), fields.pop("model")
@@ -162,8 +157,7 @@ def _request(job: Job, row: Row) -> bytes:
     parts: list[dict[str, object]] = [{"type": "image", "image": path, **given} for path in row.pictures]
     text = job.prompt.replace(SCHEMA, job.schema.decode())
     parts.append({"type": "text", "text": text})
-    # Replace line breaks, because a request must be a single line. Valid JSON has line breaks only between
-    # tokens.
+    # A request must be a single line. Valid JSON has line breaks only between JSON tokens.
     schema = msgspec.Raw(job.schema.replace(b"\n", b" ").replace(b"\r", b" "))
     line = {
         "custom_id": row.request,

@@ -24,7 +24,7 @@ MAX_ADAPTERS = 1024  # maximum number of adapters that are loaded at the same ti
 
 @dataclass(frozen=True, slots=True)
 class LocalAdapter:
-    """An adapter, and the folder from which the adapter's weights are read."""
+    """An adapter and the folder with its weights."""
 
     adapter: Adapter
     folder: Path
@@ -32,20 +32,16 @@ class LocalAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """The requests that use an adapter's weights, and the names under which the weights are loaded.
-
-    The newest name comes last.
-    """
+    """The requests and names that use an adapter's weights. The newest name comes last."""
 
     requests: set[str] = field(default_factory=set)
     names: dict[str, LocalAdapter] = field(default_factory=dict)
 
 
 class Adapters:
-    """An engine's LoRA adapters. Only the engine's thread may change them; all threads may read them.
-
-    As a RequestResource, an instance keeps a request's adapter readable until the request ends, even if the
-    adapter is unloaded or replaced meanwhile.
+    """An engine's LoRA adapters. Only the engine's thread may change them; all threads may read them. As a
+    RequestResource, an instance keeps a request's adapter until the request ends, even if the adapter is
+    unloaded or replaced.
     """
 
     def __init__(self, built: "Built") -> None:
@@ -87,7 +83,7 @@ class Adapters:
         return 4 if self._built.dtype == "float32" else 2
 
     def load(self, known: LocalAdapter) -> None:
-        """Make the adapter available to requests, and replace an adapter with the same name.
+        """Make the adapter available to requests. Replaces an adapter with the same name.
 
         Raises InvalidRequest if MAX_ADAPTERS are loaded.
         """
@@ -138,11 +134,10 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters that were loaded when a resumed log ended, and hold the adapters that the log's
-        requests use.
+        """Load the adapters of a resumed log again, and hold the adapters that the log's requests use.
 
-        A request's adapter may also be in `coming`, the adapters that the caller loads next. Returns (request
-        id, reason) for each request whose adapter is missing.
+        `coming`: adapters that the caller loads next. Returns (request id, reason) for each request whose
+        adapter is missing.
         """
         pool, lost = resumed.state.adapters, []
         sources = {
@@ -167,9 +162,9 @@ class Adapters:
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """Read again an adapter whose loading the log records.
+        """Read an adapter from the log's source folder.
 
-        Returns None if the adapter's folder is missing or its weights have changed.
+        Returns None if the folder is missing or the weights have changed.
         """
         with suppress(MMEngineError, OSError):
             known = self.read(loaded.adapter.name, Path(loaded.source))
@@ -184,7 +179,7 @@ class Adapters:
         self._note(known)
 
     def _note(self, known: LocalAdapter) -> None:
-        """Tell the executor to read the weights of `known` from the folder of `known`."""
+        """Tell the executor the folder with the adapter's weights."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
 
@@ -194,7 +189,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # read from another name's folder, since the unloaded adapter's folder may be deleted
+        if names:  # the dropped name's folder may be deleted
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

@@ -33,7 +33,7 @@ from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.session_media import Load, SessionMedia
 
-IDLE_S = 600.0  # default time without a request after which a session is closed
+IDLE_S = 600.0  # default idle time after which a session is closed
 MAX_IDLE_S = 10**7
 SHORTEST_LENGTH = 16  # tokens
 
@@ -41,9 +41,9 @@ SHORTEST_LENGTH = 16  # tokens
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A session's settings. The log stores them.
 
-    `length` limits the session's tokens; 0 means max_model_len. When the limit is reached, at most `keep`
-    tokens stay in the session; 0 means half of the length. `adapter` names the LoRA adapter for the whole
-    session, or is "". `envelope` has bytes that the caller stores with the session.
+    `length`: the session's limit in tokens; 0 means max_model_len. `keep`: at the limit, the session is
+    shortened to at most this many tokens; 0 means half the length. `adapter`: name of the session's LoRA
+    adapter, or "". `envelope`: bytes that the caller stores with the session.
     """
 
     system: str = ""
@@ -57,7 +57,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: SessionOptions) -> "SessionSettings":
-        """Return the settings that a caller's options request."""
+        """Return the settings in a caller's options."""
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         return cls(**given)
 
@@ -65,8 +65,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SessionFacts(NamedTuple):
     """A session's state between two requests.
 
-    `num_requests` counts the requests that were added to the session. `live` is the running request's id, or
-    "". `answer` has the last answer's token ids.
+    `num_requests`: number of requests so far. `live`: the running request's id, or "". `answer`: the last
+    answer's token ids.
     """
 
     session_id: str
@@ -83,7 +83,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """A prompt with content for a session. `messages` is a single message with this content."""
+    """A prompt that appends a message to a session. `messages` has only this message."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -117,11 +117,11 @@ class Sessions:
         self._core, self._media, self._config = core, media, core.config
         self._processor, self._adapters = processor, adapters
         self._settings: dict[str, SessionSettings] = {}
-        # Includes the previous process's sessions, which have media too.
+        # Includes the previous process's sessions.
         self._known = set(core.state.sessions.all)
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
-        """Open a session and return its id. An empty `session_id` gives a random id.
+        """Open a session, and return its id. If `session_id` is empty, the id is random.
 
         Raises InvalidRequest, QueueFull.
         """
@@ -155,20 +155,17 @@ class Sessions:
         return msgspec.structs.replace(settings, length=length, keep=keep)
 
     def begin_turn(self, session_id: str) -> None:
-        """Begin a turn, during which the session does not count as idle. An unknown session is no error."""
+        """Begin a turn. The session is not idle during a turn. An unknown session is no error."""
         self._core.sessions.hold(session_id)
 
     def end_turn(self, session_id: str) -> None:
-        """End a turn. The session counts as idle from now on.
-
-        Called when the turn's request has ended, or when the turn's video frame waits for further frames.
+        """End a turn. The session is idle from now on. Called when the turn's request has ended, or when the
+        turn's video frame waits for further frames.
         """
         self._core.sessions.release(session_id)
 
     def continue_turns_of(self, stuck: "Sessions") -> None:
-        """Take over the open turns from a hung engine's sessions, because this engine replaces the hung
-        engine.
-        """
+        """Continue the open turns of a hung engine, which this engine replaces."""
         self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
@@ -177,12 +174,12 @@ class Sessions:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until the next session reaches its idle limit; None without idle sessions."""
+        """Seconds until the next session reaches its idle limit, or None without idle sessions."""
         next_ns = self._core.inbox.next_idle_ns
         return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
 
     def tidy(self) -> None:
-        """Release the resources that closed sessions hold."""
+        """Release the media and settings of closed sessions."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
         for session_id in [name for name in self._known if name not in found and name not in waits]:
             self._known.discard(session_id)
@@ -203,11 +200,8 @@ class Sessions:
         return self._settings[session_id]
 
     def adapter(self, session_id: str) -> Adapter | None:
-        """Return the adapter for the session's next request.
-
-        This is the adapter that is now loaded under the name in the session's settings.
-
-        Raises InvalidRequest if the adapter is not loaded, or if the session is not open.
+        """Return the adapter that is now loaded under the session's adapter name. Raises InvalidRequest if
+        the adapter is not loaded, or if the session is not open.
         """
         return self._adapters.named(self.settings(session_id).adapter)
 
@@ -229,7 +223,7 @@ class Sessions:
         )
 
     def question(self, session_id: str) -> np.ndarray:
-        """Return the tokens (int32 [n]) that the session's last request added, without the answer.
+        """Return the prompt tokens of the session's last request, without earlier turns, int32 [n].
 
         Raises InvalidRequest if the session is not open.
         """
@@ -249,7 +243,7 @@ class Sessions:
         is_film: bool = False,
         media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
-        """Return appended content as a prompt, and its place in the session. Raises InvalidRequest."""
+        """Return new content as a prompt, and the prompt's place in the session. Raises InvalidRequest."""
         settings = facts.settings
         prompt = TurnPrompt(
             messages=[{"role": "user", "content": parts_of(content)}],
@@ -278,10 +272,9 @@ class Sessions:
         return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
-        """Return loaders, in prompt order, for the older media that a request must encode again.
-
-        A request must encode all older media after the tokens whose KV is cached. Returns [] if the encoder
-        cache has the features for all these media. Raises the same errors as `chain`.
+        """Return loaders, in prompt order, for the older media that a request must encode again. These are
+        the media after the request's prefix cache hit. Returns [] if the encoder cache has all their
+        features. Raises `chain`'s errors.
         """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
@@ -299,15 +292,13 @@ class Sessions:
 
         leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
         can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
-        if can_begin and not media_after(leased):  # the usual case, which needs no prefix cache lookup
+        if can_begin and not media_after(leased):  # usual case; skips the prefix cache lookup
             return []
         items = media_after(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
-        """Hold the media in the prompt `chain`, and return their pixels. Raises InvalidMedia,
-        QueueFull.
-        """
+        """Hold the media in the prompt `chain`, and return the pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
@@ -328,10 +319,8 @@ def make_sessions(
     requests: RunningRequests,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
-    """Return an engine's sessions.
-
-    Session requests from the previous process continue without a caller, since their answers belong to the
-    sessions. Requests in `awaited` still have their callers.
+    """Return an engine's sessions. The previous process's session requests continue without a caller, since
+    their answers belong to the sessions. `awaited`: ids of requests that still have callers.
     """
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):

@@ -1,7 +1,7 @@
-"""Converts an answer's tokens to deltas, which are the text pieces and tool call pieces that a stream sends.
+"""Converts an answer's tokens to deltas: the pieces of text and tool calls in a stream.
 
-The deltas depend only on the tokens: every token that completes text yields a delta, however tokens were
-distributed over steps. A stream that is sent again from the log therefore has the same deltas.
+The deltas depend only on the tokens, not on the steps that sampled them. So a stream that is sent again from
+the log has the same deltas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
 from mmengine.token_confidence import TokenConfidence
 
-# (token id, logprob) of the sampled token, then of the most likely tokens.
+# (token id, logprob) for the sampled token, then for the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-# Confidences for more tokens are computed on another thread, because 10,000 tokens take 0.1 s.
+# For more tokens, confidences are computed on another thread: 10,000 tokens take 0.1 s.
 MANY_SCORED_TOKENS = 256
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
@@ -46,10 +46,10 @@ class ArgumentError(msgspec.Struct, frozen=True):
 class Delta(NamedTuple):
     """New text for an answer: content, reasoning, or a tool call's piece.
 
-    `logprobs` covers the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
-    `call` is a tool call's new piece. The last delta has `argument_errors` for calls whose schemas are not
-    enforced, and `field_confidence` if the request asks for it. `markers` has indices into `logprobs` for the
-    tokens that begin or end reasoning. These tokens appear in no text.
+    `logprobs`: for the tokens since the previous delta. `num_tokens`: number of the answer's tokens so far.
+    `markers`: indices in `logprobs` of the tokens that begin or end reasoning; these tokens have no text.
+    Only the last delta has `argument_errors`, for calls whose schemas are not enforced, and the requested
+    `field_confidence`.
     """
 
     content: str = ""
@@ -63,15 +63,15 @@ class Delta(NamedTuple):
     boxes: dict[str, Box] | None = None  # Set only by the server.
 
 
-# (delta, finish_reason, stop_reason). The reasons are set only with the last delta.
+# (delta, finish_reason, stop_reason). Only the last delta has reasons.
 ChoiceDelta = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
     """Builds an answer's deltas.
 
-    Stop strings do not apply to tool calls. If the answer has a `grammar`, stop strings do not apply to
-    reasoning either. With `show_reasoning` False, reasoning is counted but not shown.
+    Stop strings do not apply to tool calls, or, with a `grammar`, to reasoning. With `show_reasoning` False,
+    reasoning is counted but not shown.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ChoiceDeltas:
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
-        self._after = reasoning.end if reasoning.is_open else ()  # `grammar.after` may not be known yet
+        self._after = reasoning.end if reasoning.is_open else ()  # `grammar.after` may still be unknown
         self._confidences: list[TokenConfidence] = []  # for the last tokens in `_tokens`
         self._tokens: list[int] = []  # all tokens, if the request asks for confidences
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
@@ -116,9 +116,8 @@ class ChoiceDeltas:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text.
-
-        With `grammar.closes`, further tokens then complete the JSON value.
+        """Whether a stop string ended the text. With `grammar.closes`, later tokens complete the
+        JSON value.
         """
         return self._stream.stopped or self._until.stopped
 
@@ -128,10 +127,7 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas for an output from the engine.
-
-        The last delta is yielded only if the finish reason is in ANSWERED, not after an error.
-        """
+        """Yield the deltas for an output from the engine. After an error, the last delta is not yielded."""
         for delta in self.push(output.token_ids, output.logprobs, output.confidences):
             yield delta, None, None
         if (reason := output.finish_reason) in ANSWERED:
@@ -171,7 +167,7 @@ class ChoiceDeltas:
         return found
 
     def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
-        """Return a delta for each text piece or tool call piece, up to a stop string."""
+        """Return a delta for each piece of text or of a tool call, up to a stop string."""
         if self._parser is None:
             return [self._delta(content, reasoning)] if content or reasoning else []
         found = [self._delta("", reasoning)] if reasoning else []
@@ -196,7 +192,7 @@ class ChoiceDeltas:
         return Delta(content, reasoning, entries, self.num_tokens, call, markers=markers)
 
     def _note(self, piece: CallDelta) -> None:
-        """Collect a call's arguments if the tool's schema is not enforced, for `argument_check`."""
+        """Collect the arguments of calls without an enforced schema, for `argument_check`."""
         if piece.name in self._loose:
             self._loose_calls[piece.number] = piece.name, []
         elif piece.number in self._loose_calls:
@@ -204,14 +200,13 @@ class ChoiceDeltas:
 
     @property
     def is_slow_to_finish(self) -> bool:
-        """Whether `argument_check` or `finish` may take long, so that they should run on another thread."""
+        """Whether `argument_check` and `finish` should run on another thread because they may take long."""
         return bool(self._loose_calls) or len(self._tokens) > MANY_SCORED_TOKENS
 
     def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
-        """Return a function that checks arguments in calls without an enforced schema, or None if no such
-        call occurred.
-
-        Called at the answer's end. The function returns the errors and may run on any thread.
+        """Return a function that checks the arguments of calls without an enforced schema. Return None
+        without such calls. Called at the answer's end. The function returns the errors and may run on any
+        thread.
         """
         if not self._loose_calls:
             return None
@@ -221,9 +216,8 @@ class ChoiceDeltas:
         return partial(_argument_errors, calls)
 
     def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
-        """Return the last delta, with the text that was held back.
-
-        `argument_errors` is the result that `argument_check`'s function returned.
+        """Return the last delta, with the remaining text. `argument_errors`: the result of `argument_check`'s
+        function.
         """
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
@@ -232,26 +226,21 @@ class ChoiceDeltas:
         if self._reasons:
             return self._delta("", text if self._show_reasoning else "")._replace(field_confidence=fields)
         if self._parser is not None:
-            # Only an incomplete character can be left, and this character neither begins nor ends a call.
+            # `text` is at most an incomplete character, which neither begins nor ends a call.
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
         return self._delta(text)._replace(argument_errors=argument_errors, field_confidence=fields)
 
     def end_reason(self, reason: str) -> str:
-        """Return OpenAI's finish_reason for an answer that the engine ended with `reason`, which is in
-        ANSWERED.
-        """
+        """Return OpenAI's finish_reason for the engine's finish reason (in ANSWERED)."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
-        """Return vLLM's stop_reason for an answer.
-
-        This is the stop string or token that ended the answer, REPETITION_DETECTED, or None.
-
-        `detail` comes from the engine's last output.
+        """Return vLLM's stop_reason: the stop string or token that ended the answer, REPETITION_DETECTED, or
+        None. `detail`: the last output's `detail`.
         """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None
@@ -280,7 +269,7 @@ class ChoiceDeltas:
         return "", self._stream.push(tokens)
 
     def _cross(self) -> str:
-        """Enter or leave reasoning after a complete marker. Returns the reasoning text that was held back."""
+        """Enter or leave reasoning after a complete marker. Returns the remaining reasoning text."""
         count = len(self._entries)
         self._marked += range(max(0, count - len(self._held)), count)
         rest = self._stream.finish() if self._reasons else ""
@@ -290,7 +279,7 @@ class ChoiceDeltas:
 
 
 def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tuple[ArgumentError, ...]:
-    """Check the arguments in `calls`, which maps call indices to (schema, text pieces)."""
+    """Return the errors in calls' arguments. `calls`: (schema, text pieces) by call index."""
     found = []
     for number, (schema, pieces) in calls.items():
         violation = find_violation(msgspec.json.decode(schema), "".join(pieces))

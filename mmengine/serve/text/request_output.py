@@ -23,26 +23,26 @@ CUT = "the answer was cut at max_tokens, or at the model's maximum length, so it
 CUT_AT_STOP = "a stop string cut the answer, so it does not match its format"
 REPEATED = "the answer repeated itself, so it does not match its format"
 CLOSED = "closed"  # `detail` of an answer whose JSON value was completed within the token budget
-PIECE = 64  # maximum number of tokens in an output from `split_output`
+PIECE = 64  # maximum tokens per output from `split_output`
 Logprobs = list[tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice: an answer among the `n` answers to a prompt.
+    """One of the `n` answers to a prompt.
 
     `text` ends before a stop string, but `token_ids` has all sampled tokens. finish_reason is stop, length,
-    repetition, abort, error or rejected. `detail` explains the reason. For example, `detail` is CUT or
-    CUT_AT_STOP if an answer with a response format ends with "length". CLOSED means that the engine completed
-    the answer's JSON value. `logprobs` has (token id, logprob) pairs for each token: first the sampled
-    token's pair, then the most likely tokens' pairs.
+    repetition, abort, error or rejected. `detail` explains the reason. For example, CUT or CUT_AT_STOP
+    explains the reason "length" with a response format. CLOSED: the engine completed the answer's JSON value.
+    `logprobs` has (token id, logprob) pairs for each token: the sampled token's pair, then the most likely
+    tokens' pairs.
 
-    If field_confidence is requested, `confidences` has an entry for each token that this engine sampled.
-    These are the answer's last tokens. `field_confidence` then has the fields' confidences by JSON pointer.
+    If requested, `field_confidence` has the fields' confidences by JSON pointer. `confidences` then has a
+    value for each token that this process sampled, which are the answer's last tokens.
 
-    If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is then
-    the text before these tokens. `content` is the text after these tokens, or None if the answer ended
-    earlier. Otherwise `content` is the whole text, and `reasoning` is None.
+    If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is the
+    text before these tokens, and `content` the text after them, or None if the answer ended earlier. Without
+    reasoning, `content` is the whole text, and `reasoning` is None.
     """
 
     index: int
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The number of tokens before the last token in `after`. ChoiceDeltas counts in the same way."""
+        """The number of tokens before the last token in `after`, as ChoiceDeltas counts them."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
@@ -70,11 +70,9 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The complete answer to a prompt. `text`, `token_ids` and `finish_reason` belong to the first choice.
-
-    `num_drafts` counts the drafted tokens for all choices, and `num_accepted` counts the accepted draft
-    tokens. Both numbers cover only the current process. `notes` has remarks on the response format. After a
-    restart, `notes` may lack remarks from the process that accepted the request. `prompt_logprobs` is
-    computed from `prompt_scores`. `vector` is a pooled request's result.
+    `num_drafts`, `num_accepted`: drafted and accepted tokens of all choices, in the current process only.
+    `notes`: remarks on the response format. After a restart, earlier remarks may be missing. `vector`: a
+    pooled request's result.
     """
 
     request_id: str
@@ -89,11 +87,8 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
-        """(token id, logprob) pairs for each prompt token: first its own pair, then the most likely tokens'
-        pairs.
-
-        The first token has None instead, since no token precedes it. The value is None if logprobs were not
-        requested.
+        """(token id, logprob) pairs for each prompt token: the token's own pair, then the most likely tokens'
+        pairs. None for the first token, because no token precedes it. None without a request for logprobs.
         """
         return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)[1:]]
 
@@ -113,8 +108,8 @@ class Completion:
     def usage(self) -> dict[str, Any]:
         """Token counts under OpenAI's names. prompt_tokens includes the cached tokens.
 
-        The dict includes the reasoning token count if a grammar begins after reasoning, and the accepted and
-        rejected draft token counts if tokens were drafted.
+        If a grammar begins after reasoning, reasoning tokens are included. If tokens were drafted, accepted
+        and rejected draft tokens are included.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, object] = {
@@ -134,10 +129,10 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Return the error from the first choice that failed or was aborted, or None."""
+        """Return the error of the first failed or aborted choice, or None."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
-                # A full queue is the only reason to reject a request after it was checked.
+                # A checked request is rejected only if the queue is full.
                 return QueueFull(choice.detail)
             if choice.finish_reason in ("error", "abort"):
                 text = _ENDS.get(choice.code) or f"the request failed: {choice.detail}"
@@ -145,7 +140,7 @@ class Completion:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer's fields for an answer file's line, without the custom_id."""
+        """Return the fields for a line in an answer file, without the custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])
         else:
@@ -178,9 +173,9 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """New `text` and `token_ids` for the choice `index` after a step.
 
     A choice's last output has `finish_reason` and `detail`, and the request's last output has `completion`.
-    `finish_reason`, `detail` and `after` have the same meaning as in Choice. If requested, `logprobs` has the
-    tokens' logprobs, and `confidences` has the tokens' confidences. If requested, `prompt_scores` has the
-    prompt's logprobs and comes with the first token in choice 0.
+    `after`, `finish_reason` and `detail` are as in Choice. If requested, `logprobs` and `confidences` have a
+    value for each token. `prompt_scores`: the prompt's logprobs, if requested, with the first token of choice
+    0.
     """
 
     request_id: str
@@ -198,9 +193,7 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
-    """Split an output without text into small outputs, so that a reader with many tokens does not delay other
-    readers.
-    """
+    """Split an output without text into small outputs, so that a long output does not delay other readers."""
     ids, scores, confidences = output.token_ids, output.logprobs, output.confidences
     if len(ids) <= PIECE:
         return [output]
@@ -228,24 +221,22 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return (token id, logprob) pairs for each prompt token: first its own pair, then the most likely
-    tokens' pairs.
-
-    The first prompt token's logprobs are NaN.
+    """Return (token id, logprob) pairs for each prompt token: the token's own pair, then the most likely
+    tokens' pairs. The first prompt token's logprobs are NaN.
     """
     rows = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), strict=True)
     return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
 
 
 def engine_failed(error: BaseException) -> MMEngineError:
-    """Return `error` as a new MMEngineError, because each caller raises a separate object."""
+    """Return a new MMEngineError for `error`. Each caller must raise a separate object."""
     if isinstance(error, MMEngineError):
         return copy(error)
     return ExecutorFailed(f"{type(error).__name__}: {error}")
 
 
 def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
-    """Return `Choice.detail`. For a cut answer with a grammar, this is CUT, CUT_AT_STOP or REPEATED."""
+    """Return `Choice.detail`. For a truncated answer with a grammar, this is CUT, CUT_AT_STOP or REPEATED."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
     if has_form and detail == REPETITION:
@@ -254,7 +245,7 @@ def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
 
 
 def unstarted_completion(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
-    """Return the answer to a request that was aborted before its prompt was tokenized."""
+    """Return the answer to a request that was aborted before tokenization."""
     choices = [Choice(index, "", [], "abort", detail, code=code) for index in range(num_choices)]
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
@@ -278,9 +269,8 @@ def final_outputs(completion: Completion) -> list[RequestOutput]:
 
 
 def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:
-    """Return the answer to prompt `index` if the answer is complete, or raise its error.
-
-    If the call has several prompts, the error names the prompt.
+    """Return a complete answer, or raise its error. If the call has several prompts, the error names prompt
+    `index`.
     """
     try:
         return require_success(answer)
@@ -289,7 +279,7 @@ def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_s
 
 
 def require_success(answer: Completion | MMEngineError) -> Completion:
-    """Return `answer` if it is complete, or raise its error."""
+    """Return a complete answer, or raise its error."""
     if isinstance(answer, MMEngineError):
         raise answer
     error = answer.error()

@@ -1,5 +1,5 @@
-"""Holds the readers that parse the request bodies of all APIs, and resolves model names. Also converts the
-engine's errors, so that each error names a field of the client's API.
+"""Parses the request bodies of all APIs, and resolves model names. Also converts the engine's errors to
+errors that name the client's fields.
 """
 
 from typing import Protocol
@@ -34,10 +34,10 @@ from mmengine.server.responses.reader import IN_BATCH, ResponsesReader
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
-# Endpoints that a line of a batch file may use.
+# Endpoints for the lines of a batch file.
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-# The client's field `structured_outputs` is `grammar` in the engine's errors. The client's field
-# `structured_outputs.grammar` is `grammar.lark` or `grammar.gbnf`.
+# Maps field names in the engine's errors to the client's names. For example, `grammar.lark` and
+# `grammar.gbnf` are both `structured_outputs.grammar`.
 _GRAMMAR_NAMES = FieldNames(
     (),
     (
@@ -57,8 +57,8 @@ class Reader(Protocol):
 class RequestReaders:
     """The readers for all APIs, with the server's limits and defaults.
 
-    `names`: the names under which the model and its adapters are served. `storage`: uploaded files and stored
-    responses; None for a server without a log.
+    `names`: the served names of the model and its adapters. `storage`: uploaded files and stored responses;
+    None for a server without a log.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class RequestReaders:
         )
 
     def read(self, reader: Reader, data: bytes, request_id: str, owner: str) -> ParsedRequest:
-        """Read a body with `reader`, and resolve its model name. Thread-safe. Raises ApiError."""
+        """Read a body with `reader`, and resolve the model name. Thread-safe. Raises ApiError."""
         return self.resolve_model(reader.read(data, request_id), owner)
 
     def read_line(
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
     ) -> ParsedRequest:
-        """Read the body of a batch line. `name` is the request's id. `custom_id` is the client's id for the
-        line, which the log records. Thread-safe. Raises ApiError.
+        """Read the body of a batch line. `name`: the request's id. `custom_id`: the client's id for the line,
+        for the log. Thread-safe. Raises ApiError.
         """
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
@@ -147,7 +147,7 @@ class RequestReaders:
     def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest:
         """Return the request with its served model name, adapter, owner, tenant and cache salt.
 
-        Raises ApiError for a model that is not served, and for a request id that is not valid in a header.
+        Raises ApiError for an unknown model, and for a request id that is invalid in a header.
         """
         if not is_request_id(parsed_request.request_id):
             raise ApiError(
@@ -166,7 +166,7 @@ class RequestReaders:
         )
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
-        """Return the object that formats the answer for the API of the request."""
+        """Return the object that formats the answer for the request's API."""
         name, envelope = parsed_request.request_id, parsed_request.envelope
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
@@ -185,8 +185,8 @@ class RequestReaders:
         return ObfuscatedFrames(frames) if envelope.is_obfuscated else frames
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Convert an error to an ApiError that names the fields of the client's API. ClientLeft and
-        cancellation are returned unchanged.
+        """Return an ApiError that names the client's fields. ClientLeft and cancellation are returned
+        unchanged.
         """
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
@@ -200,9 +200,7 @@ class RequestReaders:
 
 
 def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
-    """Return the error. If the error concerns the answer format, return a copy whose path names the field in
-    the client's body.
-    """
+    """Return the error. For an error in the answer format, return a copy with the client's field as path."""
     if answer_format.grammar is not None and error.path[:1] == ("grammar",):
         return error.at(_GRAMMAR_NAMES.path(error.path))
     if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:

@@ -1,6 +1,4 @@
-"""Converts the boxes in an answer to pixel coordinates in the client's image, if the response format sets
-`boxes`.
-"""
+"""Converts the boxes in an answer to pixels in the client's image, if the response format sets `boxes`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +25,11 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.server.http.errors import ApiError, Json
 
 WHERE = FieldPath("response_format", "boxes")
-_ANY = "true"  # The JSON schema that accepts every value. It marks no boxes.
+_ANY = "true"  # The JSON schema that accepts every value.
 
 
 class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
-    """The data for converting the boxes in an answer. The log stores these data in the request's envelope.
+    """The data for converting an answer's boxes. The log stores a BoxPlan in the request's envelope.
 
     `unit` and `patch`: the arguments for BoxUnit. `frame`: the arguments for ImageFrame. `schema`: the
     answer's JSON schema as text, or "true" if the schema marks no boxes.
@@ -52,15 +50,15 @@ class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BoxPlanner(NamedTuple):
-    """Makes a call's BoxPlan once the prompt contains the image's bytes."""
+    """Makes a call's BoxPlan from the prompt's image."""
 
     response_format: Json
     unit: BoxUnit
     processor: Processor
 
     def image(self, prompt: Prompt) -> MediaPart:
-        """Return the prompt's only image. Reads all messages. Raises ApiError, and InvalidRequest for
-        messages that a processor refuses.
+        """Return the prompt's only image. Raises ApiError if there is not exactly one image, and
+        InvalidRequest for invalid messages.
         """
         _, parts = read_messages(prompt.messages)
         if len(parts) != 1 or parts[0].modality != "image":
@@ -69,10 +67,8 @@ class BoxPlanner(NamedTuple):
         return replace(part, source=part.source.get("url")) if isinstance(part.source, Mapping) else part
 
     def plan(self, prompt: Prompt, image: MediaPart) -> BoxPlan | None:
-        """Return the plan for the prompt's image, or None if the image has not been read yet. In this case,
-        the image's source is a URL, a path or a file id.
-
-        May decode the image, so it runs on a parser thread. Raises ApiError.
+        """Return the plan for the prompt's image, or None if the image is still a URL, a path or a file id.
+        May decode the image, so call it on a parser thread. Raises ApiError.
         """
         source = image.source
         if isinstance(source, str) and not (is_data_url(source) or is_base64_image(source)):
@@ -89,7 +85,7 @@ class BoxPlanner(NamedTuple):
 
 
 def box_planner(response_format: Json, processor: Processor, box_unit: Callable[[], BoxUnit]) -> BoxPlanner:
-    """Return the planner for a call. Raises ApiError if the call's answer cannot have boxes."""
+    """Return the planner for a call. Raises ApiError if the answer cannot have boxes."""
     if response_format.get("type") not in ("json_schema", "json_object"):
         raise _refused("needs an answer that is one JSON value: use the type json_schema or json_object")
     try:
@@ -99,19 +95,19 @@ def box_planner(response_format: Json, processor: Processor, box_unit: Callable[
 
 
 def refuse_session() -> NoReturn:
-    """Raise ApiError for a session's turn that requests boxes. Boxes need exactly one image, and other turns
-    may contain images.
+    """Raise ApiError for a session's turn that requests boxes. Boxes need exactly one image, but earlier
+    turns may contain images.
     """
     raise _refused("is not supported in a session; use /v1/chat/completions", ErrorCode.UNSUPPORTED_FIELD)
 
 
 def refuse_unread() -> NoReturn:
-    """Raise ApiError for an image that this server does not read."""
+    """Raise ApiError for an image that the server has not read."""
     raise _refused("needs the image's file: send a data: URL, an https: URL or an uploaded file")
 
 
 def refuse_text() -> NoReturn:
-    """Raise ApiError for a call whose prompt is a text."""
+    """Raise ApiError for a prompt without messages."""
     raise _refused("needs an image in the prompt, which is a text; use /v1/chat/completions")
 
 

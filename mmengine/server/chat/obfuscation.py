@@ -1,5 +1,5 @@
-"""Adds the field `obfuscation` to the events of a stream, so that the sizes of events say little about their
-texts. An observer of an encrypted connection sees these sizes.
+"""Pads a stream's events with the field `obfuscation`. An observer of an encrypted connection sees the
+events' sizes, which would otherwise reveal the lengths of tokens.
 """
 
 import hashlib
@@ -9,16 +9,15 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.text.choice_deltas import Delta
 from mmengine.server.chat.chat_frames import Frames
 
-STEP = 64  # The size of an event with the field is a multiple of STEP bytes.
+STEP = 64  # Events are padded to a multiple of STEP bytes.
 _END = b"}\n\n"
 _FIELD = b',"obfuscation":"%b"}\n\n'
 _FIELD_BYTES = len(_FIELD) - len(_END) - len(b"%b")
 
 
 def obfuscate(event: bytes) -> bytes:
-    """Return an event with the field `obfuscation`. The event's data is a JSON object.
-
-    The characters come from a hash of the event, so a repeated stream has the same bytes.
+    """Return an event with the field `obfuscation`. The event's data is a JSON object. The field's characters
+    come from a hash of the event, so a repeated stream has the same bytes.
     """
     count = -(len(event) + _FIELD_BYTES) % STEP
     characters = b64encode(hashlib.sha512(event).digest())[:count]
@@ -26,7 +25,7 @@ def obfuscate(event: bytes) -> bytes:
 
 
 class ObfuscatedFrames:
-    """Wraps the frames of an OpenAI format, and obfuscates the frames that belong to a choice."""
+    """Wraps the frames of an OpenAI format, and obfuscates each choice's frames."""
 
     def __init__(self, inner: Frames):
         self._inner = inner

@@ -21,16 +21,13 @@ from mmengine.server.chat.prompt_stream import ChoiceUpdate, PromptStream, abort
 from mmengine.server.http.errors import ApiError
 from mmengine.structured_output.request.tool_calls import calls_of
 
-# Maximum number of outputs that are processed without a break. In the breaks, the event loop serves other
-# sockets.
+# Maximum number of outputs that are processed before the event loop serves other sockets.
 MAX_OUTPUTS_AT_ONCE = 128
 
 
 class ResponseBuilder:
-    """Builds the response to a call.
-
-    The owner calls `open`, then `take` for frames or `whole` for the body, and always `close`. `sources`: an
-    answer source for each prompt.
+    """Builds the response to a call. The owner calls `open`, then `take` for frames or `whole` for the body,
+    and finally `close`. `sources`: an answer source for each prompt.
     """
 
     def __init__(
@@ -48,17 +45,15 @@ class ResponseBuilder:
         ]
         self._pending: deque[tuple[PromptStream, RequestOutput]] = (
             deque()
-        )  # Outputs that have arrived but are not yet in a frame.
+        )  # Outputs that are not yet in a frame.
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = (
-            None  # Work on a thread. Later outputs wait for the end of this work.
+            None  # Work on a thread, for which later outputs wait.
         )
 
     async def open(self) -> None:
-        """Wait until the engine has accepted all prompts, which are then in the log. Raises the engine's
-        errors.
-        """
+        """Wait until the engine has accepted all prompts. Raises the engine's errors."""
         for prompt_stream in self._prompt_streams:
             await prompt_stream.stream.accepted()
             prompt_stream.begin()
@@ -66,8 +61,8 @@ class ResponseBuilder:
         self.listen(self._arrived.set)
 
     async def wait_for_output(self, patience_s: float) -> None:
-        """Wait up to `patience_s` seconds for the first output. If the request fails within this time, the
-        error can still set the HTTP status. Raises the engine's errors.
+        """Wait up to `patience_s` seconds for the first output. An error within this time still sets the HTTP
+        status. Raises the engine's errors.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -98,8 +93,8 @@ class ResponseBuilder:
             self._pending.append((prompt_stream, output))
 
     def _outputs(self) -> Iterator[tuple[PromptStream, RequestOutput]]:
-        """Yield outputs that have arrived, about MAX_OUTPUTS_AT_ONCE of them. If a prompt failed, its error
-        is raised after the outputs of the earlier prompts.
+        """Yield about MAX_OUTPUTS_AT_ONCE new outputs. A failed prompt's error is raised after the earlier
+        prompts' outputs.
         """
         while self._pending:
             yield self._pending.popleft()
@@ -112,10 +107,9 @@ class ResponseBuilder:
                     yield self._pending.popleft()
 
     def _updates(self) -> Iterator[ChoiceUpdate | bytes]:
-        """Yield updates for the outputs that have arrived, and frames for echoed prompts with logprobs.
-
-        If an output needs long work, the work is started on a thread and the iteration ends. The listener is
-        called when the work is done.
+        """Yield updates for new outputs, and frames for echoed prompts with logprobs. If an output needs long
+        work, the work is started on a thread and the iteration ends. The listener is called when the work is
+        done.
         """
         if self._background is not None:
             if not self._background.done():
@@ -150,7 +144,7 @@ class ResponseBuilder:
     @property
     def _is_over(self) -> bool:
         """Whether all streams have ended and no background work remains."""
-        # The fast path. This property is read in each step, and most calls have one prompt.
+        # Fast path for calls with one prompt, since each step reads this property.
         first = self._prompt_streams[0]
         if not first.stream.is_over or self._background is not None:
             return False
@@ -158,14 +152,14 @@ class ResponseBuilder:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of tools whose schemas are enforced only partly. May only be read after `open`."""
+        """Names of tools whose schemas are enforced only partly. Available after `open`."""
         calls = calls_of(self._prompt_streams[0].stream.grammar)
         return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:
-        """Return the frames that precede all output."""
+        """Return the frames before all output."""
         if self.request.sampling.prompt_logprobs is not None:
-            return b""  # If prompts are echoed with logprobs, these frames come later.
+            return b""  # `_echo_frames` makes these frames later.
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
@@ -173,7 +167,7 @@ class ResponseBuilder:
         return len(self._prompt_streams) * self.request.sampling.n
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the frames for the outputs that have arrived, and the stream's state.
+        """Return the frames for new outputs, and the stream's state.
 
         The state is "" if more frames will follow, "whole" at the end, and "error" if an error ended the
         stream. `to_api_error` converts the error for the last frame.
@@ -207,8 +201,8 @@ class ResponseBuilder:
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
-        """Append frames to `frames` until an output ends a choice or has prompt logprobs. That output and all
-        later outputs go to `_pending`. This method is `_updates`' fast path, which most steps take.
+        """Append frames for new outputs: `_updates`' fast path. The first output that ends a choice or has
+        prompt logprobs, and all later outputs, go to `_pending`.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):
@@ -219,17 +213,17 @@ class ResponseBuilder:
                 frames.append(self._frames.delta(prompt_stream.first + output.index, delta))
 
     async def whole(self) -> bytes:
-        """Wait for the answer's end, and return the body of a response that is not streamed."""
+        """Wait for the answer's end, and return the body of an unstreamed response."""
         choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for update in self._updates():
-                if isinstance(update, ChoiceUpdate):  # Bytes are frames. Frames exist only in streams.
+                if isinstance(update, ChoiceUpdate):  # Bytes are frames for streams.
                     choices[update.number].add(update.delta, update.reason, update.stop_reason)
             if self._is_over:
                 for prompt_stream in self._prompt_streams:
                     for index in prompt_stream.indices:
                         choices[index].scores = prompt_stream.prompt_scores
-                if self.request.logprobs:  # Encoding many logprobs takes long.
+                if self.request.logprobs:  # Many logprobs take long to encode.
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
@@ -259,7 +253,7 @@ class ResponseBuilder:
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions for the prompts that have ended."""
+        """The completions of the prompts that have ended."""
         return [
             found
             for prompt_stream in self._prompt_streams
@@ -268,12 +262,12 @@ class ResponseBuilder:
 
     @property
     def can_reattach(self) -> bool:
-        """Whether a later call may get this answer, because the answer is stored or held in the log."""
+        """Whether a later call can read this answer, because it is stored or in the log."""
         return not any(isinstance(prompt_stream.stream, Stream) for prompt_stream in self._prompt_streams)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the engine has accepted all requests, which are then in the log if there is a log."""
+        """Whether the engine has accepted all requests."""
         return bool(self._prompt_streams) and all(
             prompt_stream.stream.is_accepted for prompt_stream in self._prompt_streams
         )

@@ -5,9 +5,7 @@ from mmengine.server.http.errors import unknown_model_error
 
 
 class ModelNames:
-    """The names under which the model and its adapters are served. `model_names`: the model's names. The
-    first name is the default.
-    """
+    """The served names of the model and its adapters. `model_names`: the model's names, default first."""
 
     def __init__(self, model_names: tuple[str, ...], engine: ServedEngine):
         self.model_names, self._engine = model_names, engine
@@ -21,9 +19,8 @@ class ModelNames:
         return (*self.model_names, *self.adapter_names)
 
     def resolve(self, given: str | None) -> tuple[str, str]:
-        """Return the served name that a call uses, and the adapter's name ("" for the base model).
-
-        `given`: the call's model name; None or "" for the default. Raises ApiError for an unknown name.
+        """Return a call's served model name, and the adapter's name ("" for the base model). `given`: the
+        call's model name, or None or "" for the default. Raises ApiError for an unknown name.
         """
         if not given or given in self.model_names:
             return given or self.model_names[0], ""

@@ -1,4 +1,4 @@
-"""Recognizes a call that repeats a session's last call, and returns the last call's answer again."""
+"""Recognises a repetition of a session's last call, and returns that call's answer again."""
 
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ from mmengine.structured_output.request.spec import reasoning_of
 
 
 def is_repeated(facts: SessionFacts, index: int | None) -> bool:
-    """Whether a call with this index repeats the session's last request. A call without an index (None) never
-    repeats a request. Raises ApiError if the index belongs neither to the last request nor to the next
-    request.
+    """Return whether a call with this index repeats the session's last request. A call without an index
+    (None) is never a repetition. Raises ApiError if the index is neither the last request's nor the next
+    request's.
     """
     if index is None or index == facts.num_requests:
         return False
@@ -33,8 +33,8 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 async def repeat_answer(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest
 ) -> StoredAnswer:
-    """Return the session's last answer, from which the response to the repeated call is rendered. Raises
-    ApiError if the answer cannot be reproduced.
+    """Return the session's last answer for the response to a repeated call. Raises ApiError if the answer
+    cannot be reproduced.
     """
     if not facts.answer:
         raise _refused("the request at this index only appended content, so it has no answer to repeat")
@@ -68,9 +68,7 @@ async def repeat_answer(
 
 
 def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
-    """Return a grammar request that contains only the settings that affect how the answer is streamed. The
-    grammar is not compiled.
-    """
+    """Return a grammar request with only the settings that affect streaming. The grammar is not compiled."""
     form, grammar = parsed_request.answer_format.response_format, parsed_request.answer_format.grammar
     if form is None and grammar is None:
         return None
@@ -79,8 +77,8 @@ def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
 
 
 def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processor: Processor) -> AnswerFacts:
-    """Return how a recovered answer ended. The end is derived from the answer's tokens and the options of the
-    repeated call. Raises ApiError if the end cannot be derived.
+    """Return how a recovered answer ended, derived from its tokens and the repeated call's options. Raises
+    ApiError if the reason cannot be derived.
     """
     sampling, last = parsed_request.sampling, facts.answer[-1]
     detection = sampling.repetition_detection
@@ -95,7 +93,7 @@ def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processo
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif parsed_request.answer_format:  # No other end is possible, so the format was complete.
+    elif parsed_request.answer_format:  # The only remaining reason: the format was complete.
         reason = "stop"
     elif detection and detection.repeats(facts.answer):
         reason, detail = "repetition", REPETITION

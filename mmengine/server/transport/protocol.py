@@ -1,6 +1,4 @@
-"""An HTTP connection of uvicorn, with error bodies in the format of the API and with time limits for slow
-clients.
-"""
+"""Extends uvicorn's HTTP connection with the API's error bodies and with time limits for slow clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,15 +16,13 @@ from mmengine.server.transport.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-_FIELD_BYTES = len(b": \r\n")  # Bytes of a header line in addition to its name and value.
-_PIECE = 2**16  # Bytes of a response that the client must read in every period of slow_reader_s.
+_FIELD_BYTES = len(b": \r\n")  # Bytes of a header line besides name and value.
+_PIECE = 2**16  # A client must read this many bytes every slow_reader_s.
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection. The connection is also the `Line` (sse.py) to which its response is written.
-
-    `limits`: the server's settings. `most`: maximum number of connections. `idle`: all connections without a
-    request, with the longest idle first.
+    """An HTTP connection. It is also the `Line` (sse.py) for its response. `limits`: the server's settings.
+    `most`: maximum number of connections. `idle`: all connections without a request, longest idle first.
     """
 
     limits: ServerSettings
@@ -35,14 +31,14 @@ class Connection(HttpToolsProtocol):
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
-    # Bytes since the end of the last request's body, or since the start of the connection.
+    # Bytes since the last request's body, or since the start of the connection.
     _num_head_bytes = 0
-    # Parsed bytes of the current head: the target and the header fields. Trailers count too.
+    # Parsed bytes of the current request target, header fields and trailers.
     _num_field_bytes = 0
     _is_head_complete = False
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
-    _unread = 0  # Bytes that the client had not read at the last check.
+    _unread = 0  # Unread bytes at the last check.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert _has_both_ways(transport)
@@ -52,7 +48,7 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         if len(self.connections) > self.most:
-            # If every other connection has a request, the new connection itself is closed.
+            # If no other connection is idle, this closes the new connection.
             longest = next(iter(self.idle))
             del self.idle[longest]
             longest.abort()
@@ -87,11 +83,8 @@ class Connection(HttpToolsProtocol):
         return ApiError(ErrorCode.HEAD_TOO_LARGE, text)
 
     def _give_head_up(self) -> None:
-        """Refuse the request and close the connection, because the head did not arrive within
-        body_timeout_s.
-        """
-        # No head has begun. The received bytes belong to an earlier request's body, which continued after the
-        # response was sent.
+        """Close the connection, because the head did not arrive within body_timeout_s."""
+        # No head has begun: the bytes that started the timer belonged to an earlier request's body.
         if not self._num_head_bytes:
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():
@@ -115,20 +108,18 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._is_read_again:
-                    return  # The remaining bytes belong to a tunnel. The server does not support tunnels.
+                    return  # The remaining bytes belong to a tunnel, which is unsupported.
                 data, head = data[upgrade.args[0] :], self._head_without_upgrade()
-                # A new parser, because the old parser may consider the connection closed.
+                # The old parser may consider the connection closed.
                 self.parser = httptools.HttpRequestParser(self)
-                # The old parser has this setting too.
+                # uvicorn sets this for its parser too.
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(head)
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the head must be parsed again, because the client asks to switch to another protocol.
-
-        A server may ignore the header `Upgrade` (RFC 9110, 7.8), but the parser ends a request with `Upgrade`
-        after its head. Therefore the head is parsed again without `Upgrade`.
+        """Whether the head must be parsed again without the header `Upgrade`. A server may ignore `Upgrade`
+        (RFC 9110, 7.8), but the parser would not read the request's body.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 
@@ -148,9 +139,8 @@ class Connection(HttpToolsProtocol):
         self._num_field_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field of the head. Trailers count towards the limit but are dropped, because a trailer could
-        replace a field that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError if the trailers are too
-        large.
+        """Add a header field. Trailers count towards the limit but are dropped: a trailer could replace a
+        field that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError for too large trailers.
         """
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
         if not self._is_head_complete:
@@ -159,7 +149,7 @@ class Connection(HttpToolsProtocol):
             raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
-        """Start the request. Raises ApiError if the head is too large and arrived all at once."""
+        """Start the request. Raises ApiError for a too large head that arrived in one piece."""
         if self._num_field_bytes > self.limits.max_header_bytes:
             raise self._head_too_large()
         if not self._is_read_again:
@@ -222,7 +212,7 @@ class Connection(HttpToolsProtocol):
             self.on_room()
 
     def _end_with_reader(self) -> None:
-        """Start the timer that aborts a slow reader, if a closed connection still has unread bytes."""
+        """Start the slow reader's timer, if a closing connection has unread bytes."""
         if self._reader_timer is None and self.transport.get_write_buffer_size():
             self._watch_reader()
 
@@ -238,15 +228,15 @@ class Connection(HttpToolsProtocol):
 
     def _look_at_reader(self) -> None:
         num_taken = self._unread - self.transport.get_write_buffer_size()
-        if num_taken < _PIECE and self.on_room is None:  # An event stream has its own timer for slow readers.
+        if num_taken < _PIECE and self.on_room is None:  # Event streams have their own timer.
             self.transport.abort()
         else:
             self._watch_reader()
 
 
 def _has_both_ways(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:
-    """Whether the transport can read and write. The check looks for the methods, because uvloop's transports
-    are not subclasses of asyncio.Transport.
+    """Return whether the transport can read and write. uvloop's transports are not subclasses of
+    asyncio.Transport, so the methods are checked.
     """
     return hasattr(transport, "write") and hasattr(transport, "pause_reading")
 

@@ -1,4 +1,4 @@
-"""Finds the values that a normalized schema lists for a field, and the keywords that it sets for a field."""
+"""Finds a field's listed values and keywords in a normalized schema."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,8 +12,8 @@ from mmengine.structured_output.json_pointer import local_target
 Scalar = str | int | float | bool | None
 Schema = dict[str, object]
 
-MAX_VALUES = 64  # A field with more listed values counts as a field without listed values.
-_MAX_SCHEMAS = 256  # Maximum number of schemas that are visited for a field.
+MAX_VALUES = 64  # More listed values are ignored.
+_MAX_SCHEMAS = 256  # Maximum number of visited schemas per field.
 _UNIONS = ("anyOf", "oneOf", "allOf")
 
 
@@ -25,9 +25,9 @@ def _decoded(source: str) -> object:
 def values_at(source: str, path: Path) -> list[Scalar]:
     """Return the values that a normalized schema (JSON text) lists for the field at `path`.
 
-    Listed values are the values of enum and const, true and false for a boolean, and null. A field that may
-    also have other values, such as an optional string, still has its listed values. Returns [] if the schema
-    lists no values, or more than MAX_VALUES.
+    Listed values are those in enum and const, true and false for a boolean, and null. A field with listed
+    values may allow other values too: an optional string lists null. Returns [] if the schema lists no
+    values, or more than MAX_VALUES.
     """
     texts: dict[bytes, Scalar] = {}
     for schema in _schemas_at(source, path):
@@ -43,10 +43,8 @@ def has_keyword(source: str, path: Path, keyword: str) -> bool:
 
 @lru_cache(maxsize=4 * MAX_DEPTH)
 def _schemas_at(source: str, path: Path) -> list[Schema]:
-    """Return the schemas that apply to the value at `path`, or [] for a path longer than MAX_DEPTH.
-
-    The cache keeps the results for containers, because the lookup for each value in a container uses them
-    again.
+    """Return the schemas that apply to the value at `path`, or [] for a path longer than MAX_DEPTH. The cache
+    stores the results for containers, since the lookup for each contained value uses them again.
     """
     root = _decoded(source)
     if not path:
@@ -58,9 +56,7 @@ def _schemas_at(source: str, path: Path) -> list[Schema]:
 
 
 def _alternatives(root: object, schemas: list[object]) -> list[Schema]:
-    """Return the schemas, and all schemas to which their references and unions lead. Each schema is visited
-    once, because many branches may refer to the same schema.
-    """
+    """Return the schemas, and all schemas in their references and unions. Each schema is visited once."""
     pending, seen, found = schemas[::-1], set[int](), list[Schema]()
     while pending and len(found) < _MAX_SCHEMAS:
         each = pending.pop()

@@ -1,21 +1,20 @@
-"""Limits the work and the time of a schema's normalization."""
+"""Limits the work and the time for normalizing a schema."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_STEPS = 6_000_000  # Maximum number of steps for a schema. These steps take a few seconds.
+MAX_STEPS = 6_000_000  # Maximum number of steps for a schema; takes a few seconds.
 MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 
 
 class WorkExceeded(Exception):
-    """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema.
-
-    The class does not derive from SchemaRefused, because comparisons catch SchemaRefused and continue.
+    """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema. Not a
+    SchemaRefused, because comparisons catch SchemaRefused and continue.
     """
 
-    # The innermost keyword whose comparisons exceeded the limits, and the keyword's JSON pointer.
+    # The innermost keyword that exceeded the limits, and its JSON pointer.
     keyword = pointer = ""
 
 
@@ -39,7 +38,7 @@ _work: ContextVar[_Work | None] = ContextVar("mmengine_schema_work", default=Non
 def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Limit the work on this thread inside the block. Nested blocks share the outermost block's limits.
 
-    `check` is called repeatedly during the work, and may raise an error to cancel the work.
+    `check` is called repeatedly, and may raise an error to cancel the work.
     """
     if _work.get() is not None:
         yield
@@ -53,7 +52,7 @@ def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextmanager
 def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
-    """Record the keyword in a WorkExceeded from this block, unless an inner block has recorded a keyword."""
+    """Add the keyword to a WorkExceeded from this block, unless an inner block has added a keyword."""
     try:
         yield
     except WorkExceeded as error:
@@ -63,7 +62,7 @@ def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
 
 
 def spend_work(steps: int) -> None:
-    """Count `steps`. A step visits a state or compares constraints. Raises WorkExceeded beyond the limits."""
+    """Count `steps`, each a visited state or a comparison. Raises WorkExceeded beyond the limits."""
     work = _work.get()
     if work is not None:
         work.spend(steps)

@@ -1,11 +1,7 @@
-"""Keeps the grammar state of all running rows, and computes their token masks. A row is a running request's
-slot.
-
-The state depends only on the rows' tokens and is not stored. Whenever a row is assigned to a request (for the
-first time, or after a preemption or a crash), a new matcher consumes all generated tokens again.
-
-A grammar may start only after certain tokens, such as the marker that ends reasoning. Before the start, a row
-may generate any token except an end of sequence.
+"""Tracks the grammar state of all rows, and computes token masks. A row is a running request's slot. The log
+does not store grammar states. When a request is admitted, even after a preemption or a crash, a new matcher
+consumes all generated tokens. A grammar may start after certain tokens, such as the marker that ends
+reasoning. Before the start, a row may generate any token except an end of sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +24,7 @@ NOT_COMPILED = "its grammar is not compiled on this worker"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """Token masks for the m sampling positions with the indices `selected` (intp, ascending). `bits` is
+    """Token masks for m sampling positions. `selected`: the positions' indices (intp, ascending). `bits`:
     uint32 [m, words], in the format of Backend.fill.
     """
 
@@ -39,8 +35,8 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closing:
-    """The sampling positions whose texts must be completed within a token budget. `places` has their indices
-    (intp, ascending). `keep` maps their sampled tokens to the tokens to generate.
+    """The sampling positions of texts that must be completed within a token budget. `places`: the positions'
+    indices (intp, ascending). `keep`: maps sampled tokens to the tokens to generate.
     """
 
     places: np.ndarray
@@ -48,8 +44,8 @@ class Closing:
 
 
 class Cut(NamedTuple):
-    """A text that a stop string ended. `token_ids` has all answer tokens up to the token that completes the
-    stop string. `behind` is the stop string and the text after it.
+    """A text that a stop string ended. `token_ids`: the answer's tokens up to the token that completes the
+    stop string. `behind`: the stop string and the text after it.
     """
 
     token_ids: tuple[int, ...]
@@ -57,10 +53,10 @@ class Cut(NamedTuple):
 
 
 class RowMatchers:
-    """The matchers for a batch's rows. `compiled_of` returns the grammar for a request id, or None for an
-    unknown request. `closer_of` returns a Closer at the text's beginning, or None if the text need not be
-    completed. `draft_grammars_of` returns a request's draft grammars (row_matcher.py), or None while they are
-    being compiled.
+    """The matchers for a batch's rows. `compiled_of`: returns a request's grammar, or None for an unknown
+    request. `closer_of`: returns a Closer, which completes a text within its token budget, or None.
+    `draft_grammars_of`: returns a request's draft grammars (row_matcher.py), or None during their
+    compilation.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class RowMatchers:
         self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
         self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
-        self._rows: dict[int, RowMatcher] = {}  # Row -> grammar state, if the grammar is known.
+        self._rows: dict[int, RowMatcher] = {}  # Grammar state by row, if the grammar is known.
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _mask_without(backend.eos_token_ids, self._num_words)
@@ -87,9 +83,9 @@ class RowMatchers:
         cut: Cut | None = None,
         has_repeated: bool = False,
     ) -> None:
-        """Assign `row` to `request`, which has a grammar. `token_ids` (int32) has the prompt and all
-        generated tokens. `cut` says where a stop string ended the text. `has_repeated` says whether the text
-        is being completed because it repeated itself.
+        """Assign `row` to `request`, which has a grammar. `token_ids` (int32): the prompt and all generated
+        tokens. `cut`: where a stop string ended the text. `has_repeated`: whether the text repeated itself
+        and is being completed.
         """
         self._rows.pop(row, None)
         self.closers.pop(row, None)
@@ -123,7 +119,7 @@ class RowMatchers:
 
     def close(self, row: int) -> bool | None:
         """End a row's text at its last token. Return whether the text is complete, or None if the row
-        continues with a completion.
+        continues until it is.
         """
         if row not in self._rows:
             return False
@@ -133,8 +129,8 @@ class RowMatchers:
         return row_matcher.pending_start is None and row_matcher.matcher().is_accepting()
 
     def cut(self, row: int, cut: Cut) -> bool | None:
-        """Cut a row's text at a stop string in the newest tokens, which no matcher has consumed. Return
-        whether the text before the stop string is complete, or None if the row continues with a completion.
+        """End a row's text before a stop string in the newest tokens, which no matcher has consumed. Return
+        whether this text is complete, or None if the row continues until it is.
         """
         if row not in self._rows:
             return False
@@ -148,7 +144,9 @@ class RowMatchers:
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
-        """Continue the row from before the stop string, and return whether a completion fits its budget."""
+        """Continue the row before the stop string. Return False if the text cannot be completed within its
+        budget.
+        """
         found = self._before(row, cut)
         if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
             return False
@@ -156,9 +154,7 @@ class RowMatchers:
         return True
 
     def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
-        """Return the tokens of the row's text before the stop string, and a matcher that has consumed
-        them.
-        """
+        """Return the text's tokens before the stop string, and a matcher after these tokens."""
         compiled = self._rows[row].compiled
         start = find_end(cut.token_ids, compiled.after) if compiled.after else 0
         if start is None:
@@ -169,16 +165,16 @@ class RowMatchers:
         return said, matcher
 
     def said(self, row: int) -> list[int] | None:
-        """Return all tokens that the row generated since its grammar started, or None before the start."""
+        """Return the tokens since the grammar's start, or None before the start."""
         row_matcher = self._rows[row]
         return None if row_matcher.pending_start is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the rows' token masks (uint32 [m, words]), and {index into `rows`: error} for rows that
-        cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which contains the
-        tokens that may follow the draft token (none if the draft token is not allowed).
+        """Return the rows' token masks (uint32 [m, words]), and errors by index in `rows`. With `drafts`, a
+        row's mask is followed by one for each draft token: the tokens allowed after the draft token. After a
+        disallowed draft token no token is allowed.
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -199,9 +195,7 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _refill(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """Compute a row's masks with a new matcher after a matcher's error. Return the error that remains, or
-        "".
-        """
+        """Compute a row's masks with a new matcher after an error. Return the remaining error, or ""."""
         matcher = row_matcher.renew()
         if matcher is None:
             return _error_of(row_matcher.own.matcher)
@@ -211,8 +205,8 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Compute masks row by row, for batches in which some grammars have not started or are unknown.
-        Return the errors by index.
+        """Compute masks row by row, if some grammars have not started or are unknown. Return the errors by
+        index.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):
@@ -238,24 +232,24 @@ class RowMatchers:
         return {index: error for index, error in errors.items() if error}
 
     def num_allowed(self, row: int, drafts: list[int]) -> int:
-        """Return how many of `drafts` are allowed in sequence, up to an end of sequence."""
+        """Return how many of `drafts` the grammar allows in sequence, up to an end of sequence."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
         row_matcher = self._rows.get(row)
         return len(drafts) if row_matcher is None else row_matcher.num_allowed(drafts)
 
     def forced(self, row: int, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that the row's grammar or draft grammar forces next."""
+        """Return the next forced tokens of the row's grammar or draft grammar, at most `most`."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced(most)
 
     def forced_after_drafts(self, row: int, most: int) -> Sequence[int]:
-        """Return the forced tokens after the drafts that `num_allowed` has just checked."""
+        """Return the forced tokens after the drafts of the last `num_allowed` call."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced_after_drafts(most)
 
     def consume_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
-        """Consume tokens until one is not allowed or the text is complete. Return (number of consumed tokens,
+        """Consume tokens up to a disallowed token or the text's end. Return (number of consumed tokens,
         whether the text is complete).
         """
         row_matcher = self._rows.get(row)
@@ -270,9 +264,7 @@ class RowMatchers:
         return first + num_said, is_complete
 
     def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
-        """Consume tokens until the grammar starts, or up to an end of sequence, which is not allowed before
-        the start. Return how many tokens were consumed.
-        """
+        """Consume tokens until the grammar starts or an end of sequence comes, and return their number."""
         for index, token in enumerate(token_ids):
             if token in self._ends:
                 return index
@@ -282,12 +274,12 @@ class RowMatchers:
         return len(token_ids)
 
     def error_of(self, row: int) -> str:
-        """Return the reason why the row cannot continue in its grammar, or ""."""
+        """Return why the row cannot continue in its grammar, or ""."""
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return the sampling positions whose rows have a closer, or None if no row has a closer. `places`
-        has each row's position.
+        """Return the sampling positions of rows with a closer, or None without such rows. `places`: each
+        row's position.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -295,8 +287,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens to generate after the rows sampled `tokens`. A negative token means that the row
-        sampled no token.
+        """Return the tokens to generate instead of the sampled `tokens`. Negative tokens stay: their rows
+        sampled nothing.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -310,8 +302,8 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Advance each row by at least one allowed token. Return two dicts by index into `rows`: for complete
-        rows, the token count up to the end; for rows with an error, the reason.
+        """Advance each row by its generated tokens, at least one. Return two dicts by index in `rows`: for
+        complete texts, the token count up to the end; for errors, the reason.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)
@@ -348,8 +340,8 @@ class RowMatchers:
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
-        """Return how many tokens of each row come before the grammar's start. Return None if all grammars
-        have started.
+        """Return each row's number of tokens before the grammar's start, or None if all grammars have
+        started.
         """
         for row_matcher in row_matchers:
             if row_matcher.pending_start is not None:
@@ -366,7 +358,7 @@ class RowMatchers:
         for index, row in enumerate(rows):
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
-                for token in said[index]:  # A single token, since rows with a closer have no drafts.
+                for token in said[index]:  # A single token: rows with a closer have no drafts.
                     self.closers[row].accept(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:

@@ -1,4 +1,4 @@
-"""Writes schemas for dicts with typed keys. In JSON, keys are strings that the key type must parse."""
+"""Writes JSON schemas for dicts with typed keys."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
     """Return a schema for objects whose keys match `keys` and whose values match `values`.
 
-    `keys` is the schema for a value that has the key's type. `sizes` has minProperties and maxProperties.
-    Raises InvalidRequest if no pattern can describe the keys.
+    `keys`: the schema for a value of the key's type. `sizes`: minProperties and maxProperties. Raises
+    InvalidRequest for unsupported key types.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

@@ -12,10 +12,10 @@
 namespace mm {
 namespace {
 
-constexpr int kMostPairs = 4096;    // pairs of a token and an expert whose rows are in scratch at a time
-constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it saves
+constexpr int kMostPairs = 4096;    // most (token, expert) pairs computed at a time; bounds the scratch memory
+constexpr int64_t kSmall = 100000;  // fewer values are computed in one thread
 
-// Which experts a chunk of tokens uses: pairs of a token and an expert, ordered by token and also by expert.
+// The (token, expert) pairs of a chunk of tokens, ordered by token and also by expert.
 struct Pairs {
   std::vector<float> logits, gates;  // [m, count]: the router's output; [m]: the shared expert's gates
   std::vector<int32_t> chosen;       // [m, top_k]
@@ -37,7 +37,7 @@ struct Pairs {
   }
 };
 
-// A chunk of tokens. y and residual are as in mm_experts_run.
+// A chunk of tokens. y, residual: as in mm_experts_run.
 struct Call {
   const mm_experts& experts;
   const char* x;
@@ -94,7 +94,7 @@ struct Rows {
   }
 };
 
-// The linears of all experts, for gate_up and for down, and a job for each.
+// Jobs for all experts: [0] for gate_up, [1] for down. linears: the layers to which the jobs point.
 struct Jobs {
   std::vector<mm_linear> linears[2];
   std::vector<LinearJob> jobs[2];
@@ -152,7 +152,7 @@ void add_up(const Call& call, const Pairs& pairs, const Rows& rows, int token) {
 bool run(const Call& call) {
   static thread_local Pairs kept_pairs;
   static thread_local Jobs kept_jobs;
-  Pairs& pairs = kept_pairs;  // a reference to this thread's variable, for the workers of the parallel regions
+  Pairs& pairs = kept_pairs;  // the parallel regions' workers use this thread's variable
   Jobs& jobs = kept_jobs;
   char* scratch = scratch_of_thread(Rows::bytes(call));
   if (!scratch || !choose(call, pairs)) return false;

@@ -1,6 +1,4 @@
-// Operations of a vision tower besides its linear layers, over the packed patches of many images.
-//
-// dtype everywhere: 0 float32, 1 bfloat16.
+// Operations of a vision tower over the packed patches of many images. dtype: 0 float32, 1 bfloat16.
 #pragma once
 
 #include <stdint.h>
@@ -17,9 +15,8 @@ typedef struct {
 } mm_segments;
 
 // Attends from each patch of [first, last) to all patches of its segment. qkv: [patches, 3 * num_heads * head_dim], q
-// then k then v; out: [last - first, num_heads * head_dim]. Strides are in elements between patches. A patch's result
-// depends only on its own segment: neither on other segments or requested patches, nor on the number of threads.
-// Returns 0, or 1 if scratch memory cannot be allocated.
+// then k then v; out: [last - first, num_heads * head_dim]. Strides: elements between patches. A patch's result
+// depends only on the patch's segment. Returns 0, or 1 if scratch memory cannot be allocated.
 int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride, int64_t first,
                             int64_t last, void* out, int64_t out_stride);
 

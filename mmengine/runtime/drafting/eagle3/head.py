@@ -1,5 +1,5 @@
-"""An EAGLE-3 draft head's network (arXiv 2503.01840). EAGLE 3.1's flags are read from the head's config if
-it has them.
+"""The network of an EAGLE-3 draft head (arXiv 2503.01840). Supports EAGLE 3.1's flags in the
+head's config.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,12 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """A draft head's weights. The hidden size is h.
+    """A draft head's weights; h is the hidden size.
 
     `fc_norms`: empty, one norm for the concatenated auxiliary states, or one norm for each state. `layers`:
-    the first layer also reads the embeddings, so its `qkv` takes embed_size + h values. Its `input_norm`,
-    with embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the hidden states
-    that the first layer reads. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's
-    vocabulary, or None if both vocabularies are equal.
+    the first layer reads embeddings and hidden states, so its `qkv` takes embed_size + h values. This layer's
+    `input_norm` normalises the embeddings, and `hidden_norm` the hidden states. `target_ids`: int64
+    [draft_vocab_size], each draft token's id in the target's vocabulary, or None for equal vocabularies.
     """
 
     fc: Linear
@@ -39,7 +38,7 @@ class HeadWeights:
     layers: list[HeadLayer]
     norm: Tensor  # [h]
     scores: Linear  # maps h values to scores, float32 [draft_vocab_size]
-    packed_scores: PackedLinear | None  # the matrix of `scores`, if the head has packed it
+    packed_scores: PackedLinear | None  # the packed matrix of `scores`, if there is one
     embed: Callable[[Tensor], Tensor]  # maps token ids, int64 [t], to embeddings [t, embed_size]
     target_ids: Tensor | None
 
@@ -58,8 +57,8 @@ class DraftHead(HeadNetwork):
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Project the target's states [t, aux_layers * target_hidden_size] to [t, h], an input of
-        `forward`.
+        """Return the target's states [t, aux_layers * target_hidden_size], projected to [t, h]
+        for `forward`.
         """
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
         if len(norms) == 1:
@@ -74,7 +73,7 @@ class DraftHead(HeadNetwork):
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [t, embed_size] for target token ids, int64 [t].
 
-        If the head has no embedding, the target's embedding is used.
+        A head without an embedding uses the target's.
         """
         return self._weights.embed(input_ids)
 
@@ -120,11 +119,11 @@ class DraftHead(HeadNetwork):
         return layer.out(mixed.reshape(len(inputs), -1))
 
     def logits(self, z: Tensor) -> Tensor:
-        """Return the logits, float32 [s, draft_vocab_size], of z [s, h]."""
+        """Return the logits, float32 [s, draft_vocab_size], for z [s, h]."""
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return each row's likeliest token, as a target token id, int64 [s]."""
+        """Return the target's token id of each row's likeliest token, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
@@ -132,7 +131,7 @@ class DraftHead(HeadNetwork):
     def scatter(self, logits: Tensor) -> Tensor:
         """Return `logits` for the target's vocabulary, float32 [s, vocab_size].
 
-        Tokens that the head does not know have the logit minus infinity.
+        Tokens outside the head's vocabulary get -inf.
         """
         ids = self._weights.target_ids
         if ids is None:
