@@ -3,7 +3,7 @@
 # make test     make check and all tests
 # make limits   write limits.md, cli.md, settings.md and events.md in docs/reference from the code
 # make models   check all architectures of the installed transformers and write docs/reference/models.md (half an hour)
-# make models-real  real GGUF models beside transformers' tokens, forms and tool calls (0.8 GB, a quarter of an hour)
+# make models-real  real GGUF models beside transformers' tokens, forms and tool calls (0.8 GB, 5 to 15 minutes)
 # make picture  draw docs/images/architecture.svg from the imports of the packages
 # make soak     long versions of tests
 # make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes
