@@ -52,8 +52,8 @@ class Guard:
         self._has_served = False
 
     def run(self) -> int:
-        """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code. A
-        process that refuses to start is not restarted.
+        """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code. The
+        first process is not restarted if it refuses to start.
 
         Raises MMEngineError if the process fails repeatedly.
         """

@@ -142,7 +142,7 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions from the first maker in `makers` that run and agree with torch.
+    """Return `ops` with the functions of the first usable maker: the functions run and agree with torch.
 
     A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes this
     name with the reasons why earlier makers were not used.

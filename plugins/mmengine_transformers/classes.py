@@ -23,8 +23,9 @@ CROSS_ATTENTION = (
     *("is_encoder_decoder", "add_cross_attention", "cross_attention_layers"),
     "cross_layer_interval",  # Idefics 1.
 )
-# Model types whose masks depend on media, by rules in `media_rules`; and the arguments of such masks.
+# Model types whose attention masks depend on media, and that have rules in `media_rules`.
 KNOWN_MASKS = frozenset(["gemma3", "gemma4", "molmo2", "paligemma"])
+# Arguments of attention masks that depend on media.
 _KINDS = frozenset(["mm_token_type_ids", "token_type_ids", "block_sequence_ids"])
 TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # Types of vision configs.
 MAX_CONFIG_NODES = 100_000
@@ -164,8 +165,8 @@ def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def rotary_limit(config: PreTrainedConfig) -> int:
-    """Return the number of positions up to which rotary factors do not depend on the longest row in a batch.
-    Returns 0 if the factors never depend on the longest row. Returns -1 if the config lacks the number.
+    """Return the maximum length of a batch's longest row at which the rotary factors do not change. Returns 0
+    without a maximum, and -1 if the config lacks the number.
     """
     limits = []
     for each in rotary_kinds(config):

@@ -34,8 +34,8 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Return whether later requests may overtake a request. A request may wait for its grammar, its
-        adapter, an encoder output, or its group's prompt.
+        """Return whether later requests may overtake a request, which may wait for a grammar, an adapter, an
+        encoder output, or its group's prompt.
         """
         event = self.arrivals[name][0]
         return name in grammars or bool(event.media or event.group or event.adapter)

@@ -87,7 +87,7 @@ def test_commands_run_before_the_page_is_served(logs):
 
 
 def test_ctrl_c_ends_a_running_command(logs):
-    """Otherwise the process would wait for the command, which takes minutes for a long log."""
+    """Ctrl-C interrupts a command, because a command may take minutes for a long log."""
     session = Session(open_debugger(logs[0]), open_debugger(logs[1]))
     app = DebugApp(session, "log", 1)
     server = _Server(uvicorn.Config(app), app)

@@ -51,8 +51,8 @@ def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
 
 
 def _is_plain(state: State, event: ev.Scheduled) -> bool:
-    """Return whether the event is a plain decode step with the last step's rows, and breaks no rule. For
-    these steps, which are most steps, this check is several times as fast as the complete checks.
+    """Return whether the event is a plain decode step with the last step's rows, and breaks no rule. Most
+    steps are such steps, and this check is several times as fast as the complete checks.
     """
     if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode:
         return False
@@ -129,7 +129,7 @@ def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarra
 
 
 def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
-    """Check that the new blocks are free, and that their number is the number that the rows need."""
+    """Check that the new blocks are free, and as many as the rows need."""
     short, further = further_blocks(state, state.config, rows, counts)
     needed = int(further.sum()) * state.num_groups
     if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():

@@ -117,7 +117,7 @@ def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
 
 
 def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherValue]:
-    """Return beginnings of other values up to the first position with likely other tokens."""
+    """Return beginnings of other values, up to the first position with other likely tokens."""
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)

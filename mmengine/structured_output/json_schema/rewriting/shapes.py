@@ -1,7 +1,7 @@
 """Expands a conjunction of schemas into shapes. A shape has a constraint for each JSON type. Every allowed
 value has at least one of the shapes. In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are
-expanded exactly or refused. Each alternative records which schemas apply, and excludes values that violate
-`not` (negation.py).
+expanded exactly or refused. Each alternative records which schemas apply, and excludes values of schemas that
+must not apply (negation.py).
 
 constraints/json_types.py explains the terms part, place, conjunction, constraint and shape.
 """
