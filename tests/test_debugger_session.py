@@ -1,4 +1,4 @@
-"""Tests that the commands in docs/tutorials/a_debugger_session.md print the output that the page shows."""
+"""Tests that the commands in docs/tutorials/a_debugger_session.md print the page's output."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Records the token order of a prompt's choices (the parameter `n`): which choice got each sampled token.
 
-After a crash, a stream with several choices is sent again in its first order.
+After a crash, a stream with several choices must repeat its tokens in the same order.
 """
 
 from collections.abc import Iterable

@@ -44,9 +44,9 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog if segments after the last segment are missing. Clients may have received tokens from
-    the missing records, so the log must not be continued. `walk`: a walk over the last segment. The caller
-    holds the log's lock.
+    """Raise CorruptLog if segments after the last segment are missing. The missing records were acknowledged,
+    so the log must not be continued without them. `walk`: a walk over the last segment. The caller holds the
+    log's lock.
     """
     if not walk.path.stat().st_size:  # examine the last segment that is not empty
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]

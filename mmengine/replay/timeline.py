@@ -225,7 +225,7 @@ class Step:
 def _most_decisions(state: State) -> int:
     """Return an upper limit on the number of events in a step.
 
-    A scheduler that exceeds the limit would never end the step.
+    A scheduler that exceeds the limit never ends the step.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8

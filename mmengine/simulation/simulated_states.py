@@ -1,8 +1,6 @@
-"""The recurrent states of the simulated executor. A state is the sum of a row's token values. A StatePlan
-says which states to copy before a step, and after which tokens to store a copy.
+"""The simulated executor's recurrent states. A state is the sum of a row's token values.
 
-If a row's state belongs to another row, or covers other tokens than the row has computed, ExecutorFailed is
-raised. Therefore a wrong plan makes a simulation fail.
+Raises ExecutorFailed if a wrong plan gives a row another row's state, or a state after other tokens.
 """
 
 import numpy as np
@@ -16,9 +14,9 @@ from mmengine.events.vocabulary import NO_STATE
 class SimulatedStates:
     def __init__(self, config: EngineConfig):
         self._sums = np.zeros(config.num_state_slots, np.uint64)
-        self._lengths = np.zeros(config.num_state_slots, np.int64)  # tokens that the state covers
-        # `_pending` [row, draft] has the values of the previous step's drafts. A row's state includes a draft
-        # only after the draft is accepted.
+        self._lengths = np.zeros(config.num_state_slots, np.int64)  # number of tokens in each state
+        # [row, draft]: the values of the previous step's drafts. A draft enters the row's state once
+        # accepted.
         self._pending = np.zeros((config.max_num_seqs, config.num_draft_tokens), np.uint64)
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
@@ -26,7 +24,7 @@ class SimulatedStates:
         """Update the states for a step.
 
         `values` [t]: the values of the step's tokens. `before` [n]: the sum of each row's earlier tokens,
-        computed from the KV. Raises ExecutorFailed if a row's state belongs to another row.
+        computed from the KV. Raises ExecutorFailed if a row's state is wrong.
         """
         for source, target in states.begins.tolist():
             if source != target:
@@ -49,7 +47,7 @@ class SimulatedStates:
             start += count
 
     def _go_on(self, row: int, slot: int, num_computed: int, before: int, kept: list[list[int]]) -> None:
-        """Add the accepted drafts of the previous step to the row's state, and check the state."""
+        """Add the previous step's accepted drafts to the row's state, and check the state."""
         stayed = num_computed - int(self._lengths[slot])
         if not 0 <= stayed <= self._num_pending[row]:
             raise ExecutorFailed(

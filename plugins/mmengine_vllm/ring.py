@@ -1,4 +1,4 @@
-"""Keeps the events of the last seconds in memory, starting at a point (base) where a log can begin."""
+"""Keeps the last seconds of events in memory. A base is a point where a log can begin."""
 
 from collections import deque
 
@@ -8,8 +8,8 @@ RING_BYTES = 256 * 2**20
 
 
 class Ring:
-    """Bases and the events after them, for at least the last `seconds` seconds, unless they take more than
-    RING_BYTES. In this case the ring drops its oldest bases, but never the last base.
+    """Bases and the events after them, for at least the last `seconds` seconds. Beyond RING_BYTES, the ring
+    drops the oldest bases, but never the last.
     """
 
     def __init__(self, seconds: float):
@@ -17,11 +17,11 @@ class Ring:
         self._bases: deque[Base] = deque()
 
     def is_due(self, ns: int) -> bool:
-        """Return whether a new base is due."""
+        """Return whether the caller should add a base."""
         return not self._bases or ns - self._bases[-1].ns > self._seconds / 2 * 1e9
 
     def begin(self, base: Base) -> None:
-        """Add a base, and drop the events that no dump will need."""
+        """Add a base, and drop events that are too old."""
         self._bases.append(base)
         while len(self._bases) > 1 and base.ns - self._bases[1].ns >= self._seconds * 1e9:
             self._bases.popleft()
@@ -42,9 +42,7 @@ class Ring:
         return bool(self._bases) and not self._bases[0].events
 
     def contents(self) -> Written:
-        """Return the ring's events as one log that begins at the oldest base. The caller writes STARTED
-        first.
-        """
+        """Return the ring's events as a log from the oldest base. The caller must write STARTED first."""
         if not self._bases:
             return []
         oldest = self._bases[0]

@@ -1,8 +1,8 @@
-"""The grammar engine xgrammar (setting `grammar_backend`), for grammars that xgrammar enforces exactly.
+"""The xgrammar grammar engine, for grammars that xgrammar enforces exactly. See the setting
+`grammar_backend`.
 
-schema.py writes a schema as EBNF, and regex.py writes a regex as EBNF, so that xgrammar never gets constructs
-that it would drop or misread. This module is imported only if the engine is chosen, because xgrammar imports
-transformers.
+schema.py and regex.py write schemas and regexes as EBNF, without constructs that xgrammar drops or misreads.
+This module is imported only on use, because xgrammar imports transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from mmengine_xgrammar.regex import RegexRefused, parse_whole_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
-MAX_FORCED = 64  # Number of forced bytes after which the search for more bytes ends.
-MAX_SPELLINGS = 64  # Maximum number of tokens with which the forced text may begin.
-SHARED_BYTES = 128 * 2**20  # Memory in bytes for masks that grammars share.
+MAX_FORCED = 64  # Number of forced bytes at which the search stops.
+MAX_SPELLINGS = 64  # Maximum number of allowed tokens in a search for forced text.
+SHARED_BYTES = 128 * 2**20  # Size in bytes of the mask cache that grammars share.
 
 
 class XGrammar(OfTokenizer):
@@ -79,7 +79,7 @@ class XGrammar(OfTokenizer):
     def _get_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
             if self._made is None:
-                # xgrammar treats a token without bytes as a special token, which occurs in no text.
+                # xgrammar treats a token without bytes as a special token.
                 texts = self._texts(self._tokens_in_vocabulary())
                 vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
@@ -91,8 +91,8 @@ class XGrammar(OfTokenizer):
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizer's vocabulary. `texts`: each token's bytes, b"" for a special token. `encode`:
-    converts text to tokens.
+    """The tokenizer's vocabulary. `texts`: each token's bytes, b"" for a special token. `encode`: a function
+    from text to tokens.
     """
 
     texts: list[bytes]
@@ -101,8 +101,8 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest allowed token's bytes if all other allowed tokens are prefixes of these bytes,
-        else b"".
+        """Return the longest allowed token's bytes if all other allowed tokens are prefixes, otherwise b"".
+        `words`: the mask of allowed tokens.
         """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
@@ -132,7 +132,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """One text's grammar state. matcher.py defines the interface."""
+    """A row's grammar state. Implements the interface in matcher.py."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary
@@ -147,8 +147,8 @@ class XMatcher:
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
-        """Consume the tokens before the first token that the grammar does not allow, and return how many were
-        consumed. The matcher stays valid.
+        """Consume tokens up to the first token that the grammar does not allow. Returns the number of
+        consumed tokens.
         """
         taken = 0
         while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):
@@ -156,8 +156,8 @@ class XMatcher:
         return taken
 
     def _accept(self, token_id: int) -> bool:
-        """Consume a token. Special tokens are refused before xgrammar sees them, because xgrammar would print
-        a line on stderr for each special token.
+        """Consume a token, and return whether the grammar allows the token. Special tokens never reach
+        xgrammar, which would print a line on stderr.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]
@@ -166,7 +166,7 @@ class XMatcher:
         )
 
     def validate_tokens(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens `try_consume_tokens` would consume."""
+        """Return the number of tokens that `try_consume_tokens` would consume."""
         taken = self.try_consume_tokens(token_ids)
         if taken:
             self._inner.rollback(taken)
@@ -176,8 +176,8 @@ class XMatcher:
         self._inner.rollback(num_tokens)
 
     def compute_ff_tokens(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer would spell them. The last token is left
-        out, because its spelling may depend on the text after it.
+        """Return the forced next tokens, as the tokenizer encodes the forced text. Omits the last token,
+        because its encoding may depend on the text after it.
         """
         forced = self._forced()
         text = forced.decode(errors="ignore")
@@ -188,8 +188,8 @@ class XMatcher:
         return self._forced()
 
     def _forced(self) -> bytes:
-        """Return the bytes that must come next, at most about MAX_FORCED. A schema can force a text of
-        exponential length, for which xgrammar's own search would not end.
+        """Return the forced next bytes, at most about MAX_FORCED. xgrammar's own search has no limit, and a
+        schema can force a text with exponential length.
         """
         forced, steps = b"", 0
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
@@ -204,9 +204,9 @@ class XMatcher:
         return forced
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
-        """Set `words[place]` (int32) to the mask of tokens that may come next, which is empty if the text is
-        over. Set the following masks to the tokens that may come after each token in `ahead`, up to the first
-        token that is not allowed.
+        """Set `words[place]` (int32) to the mask of allowed next tokens. The mask is empty if the text is
+        complete. Set the following masks for the positions after each token in `ahead`, up to the first token
+        that is not allowed.
         """
         self._fill(words, place)
         taken = 0
@@ -223,15 +223,15 @@ class XMatcher:
             words[place] = 0
             return
         self._inner.fill_next_token_bitmask(words, place)
-        if beyond := self._vocabulary.size % 32:  # xgrammar may set these bits, for which no token exists.
+        if beyond := self._vocabulary.size % 32:  # Clear bits without a token.
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
-        """Return whether xgrammar can compute the tokens that may come next."""
+        """Return whether xgrammar can compute a mask."""
         return not self._error and not self._inner.is_terminated()
 
     def compute_bitmask(self) -> bytes:
-        """Return a mask of the tokens that may come next: token t is bit t % 8 of byte t // 8."""
+        """Return the mask of allowed next tokens: token t is bit t % 8 in byte t // 8."""
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
         self.fill(words, 0)
         return words.tobytes()
@@ -246,9 +246,7 @@ class XMatcher:
         return not self._error and self._inner.is_completed()
 
     def is_stopped(self) -> bool:
-        """Return whether no token may follow. xgrammar only tells whether the text may end, so a mask shows
-        whether another token may follow.
-        """
+        """Return whether no token may follow. Computes a mask, because xgrammar has no such function."""
         if not self._may_follow():
             return True
         if not self._inner.is_completed():
@@ -299,5 +297,5 @@ def _ebnf_of(grammar: Grammar, max_digits: int) -> str:
 
 
 def _describe_error(error: str) -> str:
-    """Return xgrammar's error as a single line, without the position in xgrammar's source code."""
+    """Return xgrammar's error as a single line, without xgrammar's source position."""
     return describe_error(" ".join(error.split()).rpartition("error at ")[2] or error)

@@ -1,5 +1,5 @@
-"""Checks an architecture that has no factory. Text models generate tokens, with transformers' default config
-and small sizes. Models with media are checked without weights, because they cannot run without a processor.
+"""Checks architectures without a test factory. Text models generate tokens, with small sizes. Models with
+media are checked without weights, because running them requires a processor.
 """
 
 import tempfile
@@ -59,7 +59,7 @@ _COUNTS = {
     "attention_chunk_size": 12,
     "vocab_size_per_layer_input": VOCABULARY,
 }
-# Fields of published checkpoints that the default config leaves out, although they decide the verdict.
+# Fields of published checkpoints that decide the verdict. The default config lacks these fields.
 _LFM2 = {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}
 _IMAGE_IDS = {"vocabulary_map": {"<image>": 9, "IMGIMGAZ": 10}}
 _BLIP = {"image_token_index": 50265}
@@ -90,11 +90,11 @@ SIZES = MappingProxyType({**BASE, **_WIDTHS, **_COUNTS})
 
 
 class NoSmallModel(Exception):
-    """transformers builds or runs no small model of this architecture."""
+    """Raised if transformers cannot build or run a small model of this architecture."""
 
 
 def typical_config(kind: str) -> PreTrainedConfig:
-    """Return transformers' default config for a model type, with fields of published checkpoints."""
+    """Return transformers' default config for a model type, with the fields in PUBLISHED."""
     return CONFIG_MAPPING[kind](**PUBLISHED.get(kind, {}))
 
 
@@ -119,8 +119,7 @@ def small_config(kind: str) -> PreTrainedConfig:
 
 
 def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]:
-    """Run a small model and return the verdict ("works", "refused" or "broken") with its reason. Several
-    requests run together in float32, with chunked prompts and suffix drafts.
+    """Run a small model, and return the verdict ("works", "refused" or "broken") and the reason.
 
     Raises NoSmallModel.
     """
@@ -149,9 +148,8 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
 
 
 def check_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Run the model's decoder on the meta device, and return a clause that says why the plugin refuses the
-    model. Return "" if the run shows no reason, or if the decoder needs tensor values. Raises NoSmallModel if
-    the config builds no model.
+    """Run the model's decoder on the meta device, and return the plugin's error text, or "" without an error.
+    Also returns "" if the decoder needs tensor values. Raises NoSmallModel if the model cannot be built.
     """
     with torch.inference_mode():
         try:
@@ -162,7 +160,7 @@ def check_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) ->
             record_layers(parts_of(model), torch.device("meta"))
         except ModelError as error:
             return error.text[:300]
-        except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
+        except Exception:  # A mixture of experts needs tensor values.
             return ""
     return ""
 

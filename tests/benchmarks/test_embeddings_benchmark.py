@@ -1,4 +1,4 @@
-"""Tests the inputs of benchmarks/pooling/embeddings.py with a small model. Times are not checked."""
+"""Tests the inputs of benchmarks/pooling/embeddings.py with a small model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests the rules that every block store must follow, and damaged or foreign files in a folder store."""
+"""Tests the rules for every block store, and damaged or foreign files in a folder store."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from mmengine.errors import ConfigError
 
 @pytest.fixture(params=BLOCK_STORES.names())
 def make(request, tmp_path):
-    """Return a function that opens another store in the same folder, as engines in several processes do."""
+    """Return a function that opens a further store in the same folder."""
     return lambda size=2**20: BLOCK_STORES.load(request.param)(str(tmp_path / "store"), size)
 
 
@@ -67,7 +67,7 @@ def test_the_least_recently_used_values_are_deleted(make):
         put(store, number, bytes(1000))
     held = [number for number in range(13) if got(store, number, 1000) is not None]
     assert {0, 3, 12} <= set(held) and 1 not in held and 7 <= len(held) <= 10
-    put(store, 99, bytes(20_000))  # larger than the store's whole limit
+    put(store, 99, bytes(20_000))  # larger than the store's limit
     assert got(store, 99, 20_000) is None and got(store, 12, 1000) is not None
 
 

@@ -1,11 +1,10 @@
-"""Runs third-party clients against `mmengine serve` with the embedded checkpoint, and writes a table of the
-results.
+"""Runs third-party clients against `mmengine serve` with the embedded checkpoint, and writes a result table.
 
     make clients creates their environment under build/clients, and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
-The exit code is 1 if a check failed. A check whose fields the server refuses counts as refused. A check that
-did not run counts as skipped.
+The exit code is 1 if a check failed. A check is "refused" if the server does not support its fields, and
+"skipped" if it did not run.
 """
 
 import argparse
@@ -43,7 +42,7 @@ NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
 COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "embeddings", "reranking")
 COLUMNS += ("errors", "retries")
 MODEL = "shapes"
-# The server accepts two calls; a third gets 429.
+# The server accepts two concurrent calls; a third gets status 429.
 SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # The embedded model has no chat template with tools.
 CLIENT_S = 600  # Maximum seconds for a client.
@@ -79,7 +78,7 @@ def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
 
 
 def takes_tools(address: str) -> bool:
-    """Return whether the server accepts tools, according to its OpenAPI document."""
+    """Return whether the server's OpenAPI document supports tools."""
     with urllib.request.urlopen(address.removesuffix("/v1") + "/openapi.json") as answer:
         found = json.load(answer)
     tools = found["components"]["schemas"]["ChatBody"]["properties"].get("tools", {})
@@ -98,13 +97,13 @@ def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> 
 
 
 def versions_in(environment: Path) -> dict[str, str]:
-    """Return the versions of the distributions in a Python environment, by name."""
+    """Return a dict from each installed distribution's name to its version."""
     sites = [str(each) for each in (environment / "lib").glob("python3*/site-packages")]
     return {each.name: each.version for each in importlib.metadata.distributions(path=sites)}
 
 
 def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
-    """Yield, for each client, its name with version, its command, and the folder that the command runs in."""
+    """Yield each client's name with version, command, and working folder."""
     python = (environment / "python" / "bin" / "python").absolute()
     versions = versions_in(environment / "python")
     for name, script in PYTHON_CLIENTS.items():
@@ -146,9 +145,7 @@ def table(found: dict[str, list[dict]]) -> str:
 
 
 def remarks(found: dict[str, list[dict]]) -> str:
-    """Return a Markdown list with the features that each client's checks used, and the reasons for results
-    other than ok.
-    """
+    """Return a Markdown list with each client's tested features and the reasons for bad results."""
     lines = []
     for client, checks in found.items():
         ways = [each["capability"] for each in checks if ":" in each["capability"]]

@@ -1,6 +1,4 @@
-"""Tests sessions in the core: their contents, the blocks that they lease, and requests that take leased
-blocks.
-"""
+"""Tests sessions in the core: their tokens, their leased blocks, and requests that take leased blocks."""
 
 from dataclasses import replace
 
@@ -19,7 +17,7 @@ from tests.core.small_engine import Bench, image, ints, request
 
 
 class SessionBench(Bench):
-    """A bench with helpers for sessions. `say`: run a request in a session until it ends."""
+    """A bench with helpers for sessions."""
 
     def open(self, *names, **fields):
         for name in names:
@@ -65,9 +63,7 @@ def test_a_prompt_longer_than_a_step_is_computed_in_several():
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_an_answer_is_that_of_one_cold_request(max_in_flight):
-    """The session gets two parts with media and then two questions. The first answer is part of the
-    second prompt.
-    """
+    """A session's answers equal the answers of requests with the whole conversation as the prompt."""
     bench = SessionBench(max_in_flight=max_in_flight)
     bench.open("s")
     pictures = (image(1, 2, 3), image(2, 7, 4))
@@ -80,8 +76,7 @@ def test_an_answer_is_that_of_one_cold_request(max_in_flight):
         events = bench.say("s", f"a{number}", said, max_tokens=5, media=pictures)
         cold, _ = reference_tokens(request("cold", said, max_tokens=5, media=pictures), bench.config)
         assert bench.tokens[f"a{number}"] == cold
-        # With two steps in flight, the prefix cache lacks a block if its last token is the answer's second to
-        # last token.
+        # With two steps in flight, a block that ends at the answer's second to last token is not cached.
         missing = max_in_flight - 1 if number else 0
         assert cached(events)[0] == (len(said) - 2) // 4 - missing, (
             "all full blocks of the earlier prompt are hits"
@@ -301,8 +296,7 @@ def test_a_snapshot_holds_sessions_and_their_running_requests():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-# Seeds 276 and 497 found a bug. A request that was suspected to kill the engine had an image that was already
-# being encoded in parts for another request, and the encoding wrongly began again.
+# Seeds 276 and 497 found a bug: an image for two requests was encoded twice.
 @pytest.mark.parametrize("seed", [*range(4), 276, 497])
 def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")

@@ -1,6 +1,4 @@
-"""Tests sampling parameters in the log: new fields are read back, and records without them get the
-defaults.
-"""
+"""Tests that sampling parameters in the log are read back, and that old records get default values."""
 
 import msgspec
 import pytest
@@ -9,7 +7,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.repetition_detection import RepetitionDetection
 from mmengine.request import SamplingParams
 
-FIELDS_OF_0_1 = 16  # number of fields of SamplingParams before the fields in RULES were added
+FIELDS_OF_0_1 = 16  # number of fields in version 0.1, without the fields in RULES
 RULES = {
     "suppress_tokens": (3, 4),
     "bad_words_ids": ((1,), (2, 3)),

@@ -1,4 +1,4 @@
-"""Writes PDF documents for tests: good ones with Pillow, hostile ones byte by byte."""
+"""Writes PDF documents for tests: valid documents with Pillow, and hostile documents as bytes."""
 
 import random
 import zlib
@@ -17,7 +17,7 @@ def write_scenes(path, seeds, resolution=96):
 
 
 def write_pdf(path, *objects, trailer=b""):
-    """Write a PDF document from the bodies of its objects. The first is the catalog."""
+    """Write a PDF document from the bodies of its objects. The first object is the catalog."""
     data = b"%PDF-1.7\n"
     places = []
     for number, body in enumerate(objects, 1):
@@ -42,20 +42,20 @@ def stream(data, more=b""):
 
 
 def write_encrypted(path):
-    """Write an encrypted document that no password opens: its password entries are arbitrary bytes."""
+    """Write an encrypted document that no password opens."""
     encrypt = b"<< /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>" % (b"ab" * 32, b"cd" * 32)
     identity = b"/Encrypt 4 0 R /ID [<00> <00>]"
     write_pdf(path, CATALOG, ONE_PAGE, page(), encrypt, trailer=identity)
 
 
 def write_many_pages(path, count):
-    """Write a small document whose page tree has one page `count` times."""
+    """Write a small document whose page tree repeats a page `count` times."""
     kids = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b"3 0 R " * count, count)
     write_pdf(path, CATALOG, kids, page())
 
 
 def write_bomb(path, num_bytes):
-    """Write a document with a page whose content has `num_bytes` bytes after two decompressions."""
+    """Write a document with a page content of `num_bytes` bytes, compressed twice."""
     once = zlib.compress(b"0 0 m " * (num_bytes // 6), 9)
     twice = stream(zlib.compress(once, 9), b"/Filter [/FlateDecode /FlateDecode]")
     write_pdf(path, CATALOG, ONE_PAGE, page(more=b"/Contents 4 0 R"), twice)

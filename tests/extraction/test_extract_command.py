@@ -1,4 +1,4 @@
-"""Runs `mmengine extract` with the included checkpoint, and the commands of its how-to page."""
+"""Tests `mmengine extract` with the embedded checkpoint, and the commands on its how-to page."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ pytest.importorskip("pypdfium2")
 PAGE = "docs/how-to/extract-documents.md"
 QUESTION = ("--prompt", "Describe the image as JSON.", "--schema", "schema.json", "--dpi", "96")
 SLOW = ("--set", "max_num_seqs=2", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
-SEEDS = (0, 2, 3, 10, 12)  # Scenes that the included model reads without an error.
+SEEDS = (0, 2, 3, 10, 12)  # Scenes that the embedded model reads without an error.
 MARKUP = "<img src=x onerror=alert(1)>"
 FORMULA = "=HYPERLINK(A1)"
 
@@ -146,7 +146,7 @@ def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     assert found["pixels"] == pytest.approx(expected)
     assert bool(found["problem"]) == (left > right or top > bottom)
     assert (tmp_path / "a.html").read_text().count("<rect ") == 1
-    # If a process was killed before it placed the boxes, the next process only places the boxes.
+    # Without boxes.jsonl, the next process only computes the boxes, as after a kill.
     (tmp_path / "a.jsonl.work" / "boxes.jsonl").unlink()
     closed, close = [], Engine.close
     monkeypatch.setattr(Engine, "close", lambda engine: (closed.append(engine), close(engine)))
@@ -178,7 +178,7 @@ def start(command, folder):
 
 
 def kill_after_bytes(process, path, rng):
-    """Kill the command a random time after the file `path` has grown, and return whether it was running."""
+    """Kill the command soon after the file `path` has grown, and return whether it was running."""
     size, until = size_of(path), time.monotonic() + 60
     while process.poll() is None and size_of(path) == size and time.monotonic() < until:
         time.sleep(0.001)
@@ -194,7 +194,7 @@ def size_of(path):
 @pytest.mark.long
 @pytest.mark.parametrize("seed, kills", [(1, 1), pytest.param(2, 6, marks=pytest.mark.soak)])
 def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills):
-    """After kill -9 the table equals the table of an undisturbed run, and no answer was computed twice."""
+    """After kill -9, the table is the same as without a kill, and no answer is computed twice."""
     documents = tmp_path / "in"
     documents.mkdir()
     for number in range(8):
@@ -223,9 +223,7 @@ def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills)
 
 
 def rounded(path):
-    """Return the rows with rounded probabilities, because their last bits depend on the other rows in the
-    batch.
-    """
+    """Return the rows with rounded probabilities, because the last bits depend on the batch."""
     return re.sub(r"\d\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.3f}", path.read_text()).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Carriers send messages to replicas in this process or in other processes. Tests can interrupt calls."""
+"""Carriers for tests: they send messages to replicas in this process or in other processes."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from mmengine.fleet.attempt import ReplicaLost
 from mmengine.fleet.replica import Replica
 from mmengine.fleet.routing import Ring
 
-LONGEST = 2**28  # bytes of a frame
+LONGEST = 2**28  # maximum frame size in bytes
 
 
 class LocalCarrier:
-    """A carrier to replicas in this process. `lose` cuts a replica off in the middle of a message; its
-    engine keeps running.
+    """A carrier to replicas in this process. `lose` disconnects a replica during a message, while its engine
+    keeps running.
     """
 
     def __init__(self, *replicas: Replica):
@@ -65,7 +65,7 @@ class LocalCarrier:
 
 
 class SocketCarrier:
-    """A carrier to the ReplicaProcesses in `folder`, each on a socket with its name."""
+    """A carrier to the ReplicaProcesses whose sockets are in `folder`."""
 
     def __init__(self, folder: Path):
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Runs a gated delta net over rows and their states, one step after the other, with the kernels or torch."""
+"""Runs a gated delta net step by step, with the CPU kernels or torch."""
 
 import ctypes
 from dataclasses import astuple, dataclass, field
@@ -18,12 +18,10 @@ EPS = 1e-6
 
 @dataclass
 class Part:
-    """A row's work in a step: first `stayed` accepted drafts from an earlier step, then the new tokens. The
-    last `drafts` new tokens are drafts. The tokens before the drafts are certain, which means that no later
-    step rejects them.
+    """A row's tokens in a step: first `stayed` accepted drafts from an earlier step, then the new tokens. The
+    last `drafts` new tokens are drafts, and the new tokens before them are certain.
 
-    `kept`: the states to keep. Maps a number of tokens, counted from the row's state, to the slot for the
-    state after these tokens.
+    `kept`: the states to keep. Maps a number of tokens to the slot for the state after these tokens.
     """
 
     slot: int
@@ -36,8 +34,8 @@ class Part:
 
 
 class Net:
-    """A gated delta net layer with random weights and zero states. The states have `slots` slots, and room
-    for `room` drafts per row. `library`: the kernels, or None to compute with torch.
+    """A gated delta net layer with random weights, and `slots` zero states. `room`: maximum number of drafts
+    per row. `library`: the CPU kernels, or None for torch.
     """
 
     def __init__(self, sizes: DeltaSizes, dtype, library=None, *, slots=8, rows=8, room=4, seed=0):
@@ -66,7 +64,7 @@ class Net:
             each[slot] = 0 if source is None else each[source]
 
     def step(self, parts):
-        """Run a step, and return the outputs of each part's new tokens, [certain + drafts, values]."""
+        """Run a step, and return each part's outputs for the new tokens, [certain + drafts, values]."""
         starts = np.cumsum([0, *(len(part.projected) for part in parts)]).astype(np.int32)
         kept = [sorted(part.kept.items()) for part in parts]
         pairs = np.array([pair for each in kept for pair in each], np.int32).reshape(-1, 2)

@@ -1,6 +1,4 @@
-"""Video files that cost more to open than their size suggests. Each function returns a file with about `size`
-bytes.
-"""
+"""Creates video files that are expensive to open. Each function returns about `size` bytes."""
 
 import io
 import struct
@@ -28,9 +26,7 @@ def box(name, *parts):
 
 
 def replaced(data, path, make):
-    """Return an MP4 with the body of the box at `path` replaced by `make(body)`. Offsets in the file are not
-    corrected.
-    """
+    """Return an MP4 with the body of the box at `path` replaced by `make(body)`, and with the old offsets."""
     name, rest = path[0], path[1:]
     made, place = b"", 0
     while place < len(data):
@@ -54,7 +50,7 @@ def _table(name, *numbers, more=b""):
 
 
 def mp4_samples(size):
-    """Return an MP4 whose tables claim a hundred million one-byte samples, in a few bytes."""
+    """Return a tiny MP4 whose tables claim a hundred million one-byte samples."""
     count = 100_000_000
     data = replaced(record(), (*_TABLES, b"stsz"), _table(b"stsz", 1, count))
     data = replaced(data, (*_TABLES, b"stts"), _table(b"stts", 1, count, 1))
@@ -74,9 +70,7 @@ def mp4_edits(size):
 
 
 def mp4_keys(size):
-    """Return an MP4 with many metadata titles, whose names all differ. For each title, the demuxer searches
-    all previous titles.
-    """
+    """Return an MP4 with many metadata keys. For each key, the demuxer searches all previous keys."""
 
     def item(i):
         name = b"%07d" % i
@@ -98,7 +92,7 @@ def mp4_keys(size):
 
 
 def mp4_packed_header(size):
-    """Return an MP4 with a compressed header, whose unpacked size is not known beforehand."""
+    """Return an MP4 with a compressed header, whose unpacked size is unknown."""
     return replaced(record(), (b"moov",), lambda body: box(b"cmov", box(b"cmvd", bytes(16))) + body)
 
 
@@ -111,7 +105,7 @@ def mp4_tracks(size):
 
 
 def mp4_fragments(size):
-    """Return an MP4 with fragments of one sample each, in reverse order of time."""
+    """Return an MP4 with single-sample fragments in reverse order of time."""
     data = record(movflags="frag_keyframe+empty_moov+default_base_moof")
     head = data[: data.index(b"moof") - 4]
     count = size // 100
@@ -140,7 +134,7 @@ def element(name, body):
 
 
 def _with_elements(elements):
-    """Return a Matroska file with `elements` at the beginning of its segment. The segment's size is marked as
+    """Return a Matroska file with `elements` at the beginning of its segment, whose size is marked as
     unknown.
     """
     data = record("matroska")
@@ -151,7 +145,7 @@ def _with_elements(elements):
 
 
 def mkv_tags(size):
-    """Return a Matroska file with many titles of different names."""
+    """Return a Matroska file with many different metadata keys."""
 
     def tag(i):
         return element(b"\x67\xc8", element(b"\x45\xa3", b"%07d" % i) + element(b"\x44\x87", b"a"))
@@ -200,7 +194,7 @@ def mkv_blocks(size):
 
 
 def avi_titles(size):
-    """Return an AVI with many titles of different names."""
+    """Return an AVI with many different metadata keys."""
     data = record("avi")
     count = size // 10
     names = b"".join(

@@ -1,5 +1,5 @@
-"""Tests model folders that cannot be served: each gives a ModelError that names the file, before any large
-allocation. Also tests fingerprints and shards.
+"""Tests that invalid model folders raise a ModelError with the file's name, before any large allocation. Also
+tests fingerprints and shards.
 """
 
 import json

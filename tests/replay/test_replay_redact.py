@@ -1,4 +1,4 @@
-"""Tests that a redacted log has the same decisions and none of the original content."""
+"""Tests that a redacted log keeps the decisions and has no original content."""
 
 import random
 from dataclasses import replace as with_fields
@@ -23,9 +23,7 @@ KEY = bytes(range(32))
 
 
 def random_run(folder, seed):
-    """Run random requests with random settings, including swaps and block sizes that other tests do not
-    use.
-    """
+    """Run random requests with random settings, including swaps and unusual block sizes."""
     config = small_config(random.Random(seed))
     names = (*SETTINGS, "swap_blocks", "preempt_mode", "max_retries", "block_size")
     settings = {name: getattr(config, name) for name in names}
@@ -35,7 +33,7 @@ def random_run(folder, seed):
 
 
 def texts_removed(event):
-    """Return the event without the content that redaction may change, so that the decisions remain."""
+    """Return the event without the fields that redaction may change."""
     changes = {}
     for name in event.__struct_fields__:
         if name in _CHANGED:
@@ -84,8 +82,8 @@ def test_the_decisions_are_the_same(tmp_path, seed):
 
 
 def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
-    """Write a log with a request whose fields all identify a user, an answer with logprobs, and an error.
-    Returns the prompt's tokens.
+    """Write a log with a request that identifies a user, an answer with logprobs, and an error. Return the
+    prompt's tokens.
     """
     config = settings_of(max_model_len=48, eos_token_ids=(424242,))
     executor = SimulatedExecutor(config, fault=lambda step: "no memory at /home/alice" if step == 1 else None)

@@ -1,4 +1,4 @@
-"""Tests of third-party attention backends: they can be chosen by name, and a broken backend is refused."""
+"""Tests that a third-party attention backend can be chosen by name, and that a broken backend is refused."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def answer(attention):
 def test_a_third_party_attention_backend_is_used(install_stranger):
     install_stranger("mmengine.attention_backends", THEIRS, theirs="Theirs")
     found = answer("theirs")
-    import strange_module  # the fixture install_stranger has created this module
+    import strange_module  # created by install_stranger
 
     assert len(strange_module.steps) >= len(found.token_ids) > 0
     assert found.token_ids == answer("torch").token_ids

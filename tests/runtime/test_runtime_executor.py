@@ -1,4 +1,4 @@
-"""Tests of TorchExecutor with hand-made plans: its tokens equal those of a dense model without a cache."""
+"""Tests that TorchExecutor, with hand-made plans, gives the tokens of a dense model without a cache."""
 
 import itertools
 
@@ -145,7 +145,7 @@ def test_a_preempted_row_continues_exactly(model):
 
 
 def test_a_row_recomputed_in_chunks_continues_exactly(model):
-    """A recomputed chunk ends among the output tokens that were sampled before the preemption."""
+    """A recomputed chunk may end within the output tokens from before the preemption."""
     driver = make(model)
     request, media = toy_request(
         "r", 4, media_runs=[[(3, 4)]], sampling=SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
@@ -210,7 +210,7 @@ def test_nan_fails_one_row_alone(model):
     assert "NaN or infinite" in result.errors[0][1]
     assert result.token_ids[0] == 0
     assert driver.outputs("good") == dense_greedy(model, *good, 1)
-    # Another request gets the failed request's blocks and row.
+    # The next request gets the failed request's blocks and row.
     driver.preempt("bad")
     driver.add(*toy_request("next", 3, 1))
     assert not driver.step(("next", None), ("good", None)).errors
@@ -275,7 +275,7 @@ def test_min_tokens_excludes_the_end_tokens(model):
 
 
 class Watcher:
-    """A StopWatcher that stops a row at its second output token, and records how many rows each call has."""
+    """A StopWatcher that stops a row at its second output token, and records each call's number of rows."""
 
     def __init__(self):
         self.seen, self.calls = {}, []

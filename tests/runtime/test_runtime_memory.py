@@ -1,6 +1,4 @@
-"""Tests of how a device's memory is divided: the sums, the measuring passes, and errors if something
-does not fit.
-"""
+"""Tests the division of a device's memory between weights, encoder cache and KV pool."""
 
 from dataclasses import replace
 from functools import partial
@@ -55,8 +53,8 @@ sizes = st.integers(1, 2**24)
 def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     total, taken, embed, block, least_blocks, item, budget
 ):
-    """The encoder cache and the KV pool together never exceed the memory, and neither is too small to use. An
-    error is raised only if the two minimum sizes do not fit together.
+    """The encoder cache and the KV pool fit into the memory, and both have at least the minimum size. An
+    error is raised only if the minimum sizes do not fit.
     """
     left, kv, wanted = total - taken, least_blocks * block, item + budget
     cached = cached_embeds(left, embed, kv, least=item, wanted=wanted)
@@ -72,15 +70,13 @@ def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     assert cached == item or cached * embed <= left // 2, (
         "the pool gets half, unless the largest item needs more"
     )
-    if cached < wanted:  # a larger cache would take more than half the memory, or bytes that the pool needs
+    if cached < wanted:  # the cache is limited by half the memory or by the pool's minimum
         assert (cached + 1) * embed > min(left // 2, left - kv)
     assert cached >= min(left // CACHE_PART // embed, MOST_CACHED, (left - kv) // embed)
 
 
 def test_a_share_of_a_gpu():
-    """Check the cache sizes for Qwen3-VL 8B, with 52, 300, 3 or 1 GiB left for the encoder cache and the KV
-    pool.
-    """
+    """Check encoder cache sizes for Qwen3-VL 8B, for several sizes of the remaining memory."""
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached
@@ -100,7 +96,7 @@ def test_a_refusal_shows_the_sum_and_the_setting_to_lower():
 
 
 class Counting:
-    """A fake meter with given peaks, and a fake model that records its calls."""
+    """A fake memory meter with given peaks, and a fake model that records its calls."""
 
     spec = SPEC
 
@@ -211,7 +207,7 @@ def test_a_gpus_memory_is_divided_by_measurement(monkeypatch):
     resolve = partial(sizing.resolve, model=model, head=None, placement=CUDA)
     resolved = resolve(EngineConfig(max_num_seqs=4096, token_budget=8192), eos_token_ids=(1,))
     block = 2 * 2 * 16 * 2 * 16 * 2  # layers, K and V, tokens, KV heads, head_dim, bytes
-    assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB would be more
+    assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB is larger
     left = 30 * gib - 2 * gib - gib - 8 * gib - MOST_CACHED * 2 * 64 * 2
     assert resolved.num_blocks == min(left // block, 4096 * 256 + 1)
     asked = EngineConfig(encoder_cache_size=999, max_num_seqs=4096, token_budget=8192)
@@ -245,7 +241,7 @@ def test_nothing_is_set_aside_for_the_features_of_a_model_of_text(monkeypatch, a
     st.sampled_from(("auto", "fp8")),
 )
 def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budget, kv_dtype):
-    """The resolved sizes are usable and fit into the free memory; otherwise the error shows the sum."""
+    """The resolved sizes fit into the free memory, or the error shows the sum."""
     config = EngineConfig(
         max_model_len=length, encoder_cache_size=cached, encoder_budget=budget, kv_dtype=kv_dtype
     )

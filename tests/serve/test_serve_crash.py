@@ -1,7 +1,7 @@
-"""A batch's process dies before, in or after any of its writes, and the next process continues: each request
-is answered once, with the same tokens.
+"""Tests that a batch continues after its process dies before, in or after any write. Each request is answered
+once, with the same tokens.
 
-The writes are those of the log, the answers, the media, the manifest and the snapshots.
+A batch writes the log, the answers, the media, the manifest and the snapshots.
 """
 
 import json
@@ -27,7 +27,7 @@ DIED = 77
 
 
 class Picturing(fakes.EchoProcessor):
-    """A processor that reads a digit as a picture: four placeholders, and patches with that digit."""
+    """A processor that turns a digit into an image with four placeholders and the digit as its patches."""
 
     def prepare_text(self, text, *, images=(), videos=(), media_options=None):
         if "bad" in text:
@@ -103,7 +103,7 @@ def in_a_process(folder, death=-1, **settings):
 
 
 class Points:
-    """Counts the places at which a process could die, and dies at a given place."""
+    """Counts the points where a process may die, and dies at a given point."""
 
     def __init__(self, death):
         self.count, self._death = 0, death
@@ -201,7 +201,7 @@ def test_between_any_two_writes(tmp_path, undisturbed):
 
 
 def test_processes_die_again_and_again(tmp_path, undisturbed):
-    """Each process continues the batch a little, and dies."""
+    """Many processes in a row die after a short time."""
     folder, deaths = tmp_path / "run", 0
     write_requests(folder)
     while (code := in_a_process(folder, 9 + deaths % 17)) == DIED:
@@ -212,7 +212,7 @@ def test_processes_die_again_and_again(tmp_path, undisturbed):
 
 
 def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_path, undisturbed):
-    """Which requests are prepared when the process dies is random, so several points are tried."""
+    """The requests that are ready when the process dies are random, so several points are tried."""
     whole = {answer["custom_id"]: answer for answer in undisturbed[0]}
     lost: list[str] = []
     for death in range(25, 200, 6):

@@ -1,4 +1,4 @@
-"""examples/watch_folder.py takes pictures as they arrive, and answers questions about them."""
+"""Tests examples/watch_folder.py, which reads pictures as they arrive and answers questions about them."""
 
 import os
 import runpy

@@ -55,7 +55,7 @@ def lines_in(client, file_id):
 
 
 class Failing:
-    """A file whose first write stores half of the data and raises OSError for a full disk."""
+    """A file whose first write stores half the data and raises OSError for a full disk."""
 
     def __init__(self, file):
         self._file, self._fails = file, True

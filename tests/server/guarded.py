@@ -1,5 +1,5 @@
-"""Runs `mmengine serve --log` with a small process in place of the engine. Each process has a number, counted
-from 0. The process answers each connection with its number, and obeys the command that it reads.
+"""Runs `mmengine serve --log` with a small script in place of the engine. Each process of the script has a
+number, from 0. It answers connections with this number, and obeys commands that it receives.
 """
 
 import os
@@ -100,8 +100,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def as_systemd(command, given):
-    """Return a command that inherits a listening socket as from systemd, and the descriptors to pass to it.
-    `given`: the socket, or None for no socket.
+    """Return a command that inherits a listening socket as from systemd, and the descriptors to pass.
+    `given`: the socket, or None.
     """
     if given is None:
         return command, ()
@@ -109,7 +109,7 @@ def as_systemd(command, given):
 
 
 class Guarded:
-    """A supervisor in its own process."""
+    """A supervisor process."""
 
     def __init__(self, folder, plan, options, given=None, frozen_s=600):
         self.folder = folder
@@ -151,7 +151,7 @@ class Guarded:
         return len(list(self.folder.glob("life-*")))
 
     def life(self, number):
-        """Return the process id of the process `number`, and how the process before it ended."""
+        """Return the process id for the process `number`, and how the previous process ended."""
         self.wait_for(lambda: (self.folder / f"life-{number}").exists())
         self.wait_for(lambda: (self.folder / f"life-{number}").read_text())
         pid, _, cause = (self.folder / f"life-{number}").read_text().partition(" ")
@@ -170,7 +170,7 @@ class Guarded:
 
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
-    """Run a supervisor. `plan`: the behaviour of each process; the last entry applies to all later processes.
+    """Run a supervisor. `plan`: the behaviour of each process; the last value applies to all later processes.
     `given`: a socket as from systemd. `frozen_s`: the supervisor's FROZEN_S.
     """
     one = Guarded(folder, plan, [str(each) for each in options], **given)

@@ -1,4 +1,4 @@
-"""Checks answers and streams of the Responses API against OpenAI's description, and the order of events.
+"""Checks answers of the Responses API against OpenAI's description, and the order of stream events.
 tests/server/running.py calls these checks for each answer.
 """
 
@@ -27,7 +27,7 @@ def _schemas():
 
 
 def check_response(status, body):
-    """Check a response that is not streamed, or an error."""
+    """Check an unstreamed response or an error."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -43,9 +43,7 @@ def check_response(status, body):
 
 
 def check_events(text):
-    """Check a complete stream: each event, their order, and that the deltas add up to the response. Return
-    the events.
-    """
+    """Check a complete stream: each event, the order, and the deltas' sum. Return the events."""
     events = [event for _, event in named_events(text)]
     for event in events:
         check(event, _schemas()[event["type"]])
@@ -68,8 +66,8 @@ def check_events(text):
 
 
 def _items(events):
-    """Check the events of output items, and return the complete items. Items must not overlap; the last may
-    be incomplete.
+    """Check the events of output items, and return the complete items. Items must not overlap, and only the
+    last item may be incomplete.
     """
     done, item, texts = [], None, []
     for event in events:

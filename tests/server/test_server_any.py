@@ -1,5 +1,5 @@
-"""Tests of the application under a plain ASGI server, such as Ray Serve's proxies. Such a server does not
-provide our `Line` (transport/sse.py).
+"""Tests the application under a plain ASGI server, such as Ray Serve's proxies. Our own server also provides
+a `Line` (transport/sse.py).
 """
 
 import asyncio
@@ -19,9 +19,7 @@ PATH = "/v1/chat/completions"
 
 
 class Call:
-    """A call of an ASGI application without a server. `leaves`: a test sets this event to disconnect the
-    client.
-    """
+    """A call of an ASGI application without a server. `leaves`: an event that disconnects the client."""
 
     def __init__(self, app, method, path, body=None):
         self.messages, self.leaves = [], asyncio.Event()

@@ -1,4 +1,4 @@
-"""Tests of `mmengine bench serve` with a server whose step time is known."""
+"""Tests `mmengine bench serve` with a server whose step time is known."""
 
 import json
 import math

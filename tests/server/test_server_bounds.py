@@ -219,7 +219,7 @@ def test_a_deadline_in_the_queue_is_504_without_retry():
 
 
 def opened_body(server, name, length):
-    """Return a socket on which a head and a body without its last byte were sent."""
+    """Return a socket after sending a request without the body's last byte."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {name}\r\n"
@@ -299,7 +299,7 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
 
 
 def test_a_call_releases_its_body():
-    """A call's body is freed by reference counting, so the test disables the garbage collector."""
+    """Reference counting alone frees the body, so the garbage collector is disabled."""
     rate = DrainRate()
     bodies = BodyBudget(100, 100, 1.0, rate)
     shares = FairShares(4, 0.5, bodies, rate)

@@ -1,4 +1,4 @@
-"""Confidences of an answer's fields, over the APIs of the server."""
+"""Tests the confidences of an answer's fields in the server's APIs."""
 
 import http.client
 import json
@@ -94,8 +94,8 @@ def test_choices_and_logprobs_beside_them(server, expected):
         assert one["message"]["content"] == other["message"]["content"]
         for pointer, field in one["message"]["field_confidence"].items():
             assert fields[pointer]["p"] == pytest.approx(field["p"], rel=0.05)
-        # The tokens' logprobs are normalized over the whole vocabulary. They are below 0 even where the
-        # grammar allows a single token.
+        # Logprobs are normalized over the whole vocabulary, so they are below 0 even if the grammar allows a
+        # single token.
         mass = sum(token["logprob"] for token in other["logprobs"]["content"])
         assert mass < 0
     assert len({choice["message"]["content"] for choice in plain["choices"]}) > 1

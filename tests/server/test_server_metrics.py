@@ -1,4 +1,4 @@
-"""Tests of /metrics: our metrics, vLLM's names, and the series that the dashboards query."""
+"""Tests /metrics: our metrics, vLLM's names, and the dashboards' queries."""
 
 import importlib.util
 import json
@@ -60,7 +60,7 @@ def test_each_query_of_a_dashboard_has_data(told, name):
             assert lacking(target["expr"], samples) == [], panel["title"]
     asked = {series for expr in exprs for series, _ in selectors(expr)}
     has_values = {each.name for each in samples if each.value > 0}
-    # Gauges that are 0, because nothing runs.
+    # These gauges are 0 without running requests.
     now = {"running", "waiting", "preparing", "streams_open", "kv_"}
     unused = {"media", "mm_cache", "draft", "spec_decode", "preemptions", "log_bytes"}
     assert not {each for each in asked - has_values if not any(word in each for word in now | unused)}

@@ -1,4 +1,4 @@
-"""Tests that API keys are tenants: they take turns in the queue, and do not share the prefix cache."""
+"""Tests that API keys are tenants: keys take turns in the queue, and do not share the prefix cache."""
 
 import asyncio
 from threading import Thread
@@ -37,7 +37,7 @@ def test_keys_do_not_share_the_prefix_cache_and_are_tenants(key_file, tmp_path):
     with served(key_file=key_file, engine_options={"log": log}) as server:
         assert cached_tokens(server, "one") == 0 < cached_tokens(server, "one")
         assert cached_tokens(server, "other") == 0 < cached_tokens(server, "other")
-        # a client's own salt replaces the key's
+        # a client's salt replaces the key's salt
         assert cached_tokens(server, "one", cache_salt="ours") == 0
         assert cached_tokens(server, "other", cache_salt="ours") > 0
     queued = [record.event for record in LogReader(log) if isinstance(record.event, ev.Queued)]
@@ -47,9 +47,7 @@ def test_keys_do_not_share_the_prefix_cache_and_are_tenants(key_file, tmp_path):
 
 
 def test_a_key_stays_one_tenant_after_a_restart(key_file, tmp_path):
-    """The request that continues after the restart and the key's new requests have the same tenant in the
-    log.
-    """
+    """In the log, the key's recovered request and new requests have the same tenant."""
     log, headers = tmp_path / "log", {"authorization": "Bearer one"}
     body = {"messages": [{"role": "user", "content": TEXT}], "request_id": "mine"}
     with served(executor_class=Lasting, drain_s=0, key_file=key_file, engine_options={"log": log}) as server:

@@ -1,4 +1,4 @@
-"""Tests images and videos for SmolVLM2: tiles and tokens equal those of transformers, options apply, and
+"""Tests images and videos for SmolVLM2: tiles and tokens are the same as in transformers, options apply, and
 invalid input is refused.
 """
 
@@ -108,7 +108,7 @@ def test_a_chat_with_a_video_uses_the_video_template(processor, theirs):
 
 
 def test_texts_are_read_where_the_template_reads_parts_alone(processor):
-    """A string and a text part give the same prompt, and a placeholder's name in a user's text stays text."""
+    """A string and a text part give the same prompt. Placeholder names in a user's text stay text."""
     as_text, as_part = (
         processor.prepare([{"role": "user", "content": content}])
         for content in ("a <video> b <image>", [{"type": "text", "text": "a <video> b <image>"}])
@@ -120,8 +120,8 @@ def test_texts_are_read_where_the_template_reads_parts_alone(processor):
 
 @pytest.mark.parametrize("tiles, grid", [(100, 17), (15, 10), (4, 5), (3, 1), (0.5, 1)])
 def test_max_pixels_takes_whole_tiles_and_never_less_than_one(processor, tiles, grid):
-    """`tiles`: the number of tiles that max_pixels allows. `grid`: the number made, including the tile that
-    shows the whole picture.
+    """`tiles`: the number of tiles that max_pixels allows. `grid`: the resulting number of tiles, including
+    the overview tile.
     """
     image = picture(90, 100)
     options = {"max_pixels": int(tiles * SIDE**2)}
@@ -225,9 +225,7 @@ def test_runs_that_do_not_match_the_tiles_are_refused():
 
 
 def test_an_image_in_parts_gives_the_same_answer_and_the_same_features(folder, processor, tmp_path):
-    """Steps that encode less than a tile give the same tokens and features as a step that encodes whole
-    items.
-    """
+    """Encoding less than a tile per step gives the same tokens and features as encoding whole items."""
     prompts = [
         asked({"type": "image", "image": picture(64, 96)}),
         asked({"type": "video", "video": list(draw(CASES[0]))}),

@@ -1,4 +1,4 @@
-"""Test of a draft head on the auxiliary states of a Qwen3-VL model's forward pass."""
+"""Tests an EAGLE-3 draft head with the auxiliary hidden states of a Qwen3-VL model."""
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """For a prompt with an image and deepstack, the head's output from the target's auxiliary states equals
-    the output of the formulas from the layer inputs in transformers.
+    """For a prompt with an image, the head's output from our auxiliary states equals the reference output
+    from transformers' layer inputs.
     """
     from mmengine_qwen3_vl import plugin
 

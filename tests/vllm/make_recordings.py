@@ -1,11 +1,11 @@
-"""Records the logs in tests/vllm/recordings with vLLM's own scheduler. Needs the environment of `make vllm`.
+"""Records the logs in tests/vllm/recordings with vLLM's scheduler. Requires `make vllm`.
 
     build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous asynchronous_drafts
     build/vllm/bin/python -m tests.vllm.make_recordings block_groups
 
-vLLM 0.33 records `asynchronous_block_groups`. Two logs come from other commands. `python -m
+The log `asynchronous_block_groups` requires vLLM 0.33. Other commands record two logs. `python -m
 tests.vllm.live_run mmengine_vllm.RecordingScheduler` records `images`. The log `rejected_tokens` is the
-workload of `tests.vllm.conformance` for "grammars, EAGLE drafts" with seed 0, vLLM 0.33 and PYTHONHASHSEED=1.
+workload "grammars, EAGLE drafts" in `tests.vllm.conformance`, with seed 0, vLLM 0.33 and PYTHONHASHSEED=1.
 """
 
 import os
@@ -26,8 +26,8 @@ RUNS = {
     "block_groups": {"window": (12, 0, 33), "num_blocks": 58, "drafts": 2, "max_num_batched_tokens": 32},
     "asynchronous_block_groups": {"window": (0, 20, 64, 0), "num_blocks": 100, "overlaps": True},
 }
-# "asynchronous_drafts": a preempted request reuses a block that ends in accepted drafts. "block_groups": a
-# prompt is admitted that needs more blocks than a sliding window holds.
+# Seeds with rare cases. "asynchronous_drafts": a preempted request reuses a block that ends in accepted
+# drafts. "block_groups": a prompt needs more blocks than a sliding window has.
 SEEDS = {"asynchronous_drafts": 110, "block_groups": 15}
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Tests that `verify`, an invariant or a replay names the fault in each minimized log of
-examples/vllm_faults.
-"""
+"""Tests that our tools find the fault in each minimized log of examples/vllm_faults."""
 
 from pathlib import Path
 

@@ -142,7 +142,7 @@ def _row_tokens(state: State, row: int) -> bytes:
 
 
 def known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
-    """Return a copy of a live request. `kept`: the stored grammars; the copy names its grammar by slot."""
+    """Return a copy of a live request, with its grammar as a slot number. `kept`: the stored grammars."""
     outputs = req_state.tokens[req_state.num_prompt :].tobytes()
     return take_fields(Known, req_state, queued=kept.named(queued_of(req_state.request)), outputs=outputs)
 

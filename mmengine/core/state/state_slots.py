@@ -23,7 +23,7 @@ class StateSlots:
         self._block_content = block_content
         self.num_free = num_slots  # number of slots that no row owns
         self.held = np.zeros(num_slots, np.bool_)  # whether a row owns the slot
-        # The kept state's block: the last block that the state covers. Its content id, or NO_CONTENT.
+        # The content id of the last block in the kept state, or NO_CONTENT.
         self.content = np.full(num_slots, NO_CONTENT, np.int64)
         self.block = np.zeros(num_slots, np.int32)  # the id of the kept state's block
         self.used = np.zeros(num_slots, np.int64)  # the value of `clock` at the kept state's last use
@@ -99,8 +99,8 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Return whether any row may have a state to keep after this step. A fast test over all rows, because
-    most steps have no such row.
+    """Return whether any row may have a state to keep after this step. Most steps have no such row, so the
+    test is fast rather than exact.
     """
     return bool((keep_at <= num_computed).any())
 

@@ -34,8 +34,7 @@ def whole_step(meta: AttentionMeta, block_size: int) -> Part:
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
     """Return a Part with the decode rows (one query) and a Part with the prompt rows. An empty Part is None.
 
-    FlashInfer has different kernels for the two kinds. The prompt kernel computes tiles of queries and is
-    slow for a single query.
+    FlashInfer has a decode kernel and a prompt kernel. The prompt kernel is slow for a single query.
     """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))

@@ -3,9 +3,9 @@
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-In this file, a row is a block's KV in all layers. The engine's loop never waits for the store. A slow store
-loses rows beyond MAX_WAITING_BYTES. While a read hangs, requests do not ask the store. A value is used only
-if its seal, a checksum, is valid (block_store/sealed.py).
+In this file, a row is a block's KV in all layers. The engine's loop never waits for the store. If the store
+is slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, requests do not ask the store. A
+value is used only if its seal, a checksum, is valid (block_store/sealed.py).
 """
 
 import hashlib

@@ -6,8 +6,8 @@ The example lines are a request, an answer, and the answer to a failed request:
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-`response_format` and `grammar` set a response format (docs/how-to/structured_output.md). The field `detail`
-explains a truncated answer with a response format.
+`response_format` and `grammar` set a response format (docs/how-to/structured_output.md). If an answer with a
+response format was truncated, `detail` says why.
 
 If `n` is above 1, an answer has `choices` with index, text, token_ids and finish_reason. Messages have
 OpenAI's format. Media paths are relative to the request file's folder and can name any file on the machine.

@@ -1,5 +1,4 @@
-"""Converts the input items of a Responses body to chat messages, and to the items that the response object
-repeats.
+"""Converts the input items of a Responses body to chat messages and to the response object's items.
 
 Consecutive assistant items (reasoning, text, tool calls) become a single chat message.
 """
@@ -23,8 +22,7 @@ _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = (
     "message, reasoning, function_call, function_call_output, custom_tool_call or custom_tool_call_output"
 )
-# Types of items that record calls of tools on OpenAI's server or in Codex, and Codex's snapshots of the
-# working tree.
+# Item types for calls of OpenAI's and Codex's own tools, and for Codex's snapshots of the working tree.
 _HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search"),
     *("local_shell", "shell", "apply_patch"),
@@ -37,10 +35,10 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """The chat messages that were converted from input items, and each message's path in the body.
+    """The chat messages from the input items, and each message's path in the body.
 
-    `items`: the input as the response object repeats it. `media`: maps SHA-256 digests in hex to the media
-    that were sent as data. The methods raise ApiError for an invalid item.
+    `items`: the response object's input items. `media`: a dict from SHA-256 digests in hex to media that were
+    sent as data. The methods raise ApiError for an invalid item.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Conversation:
         self.places: list[Place] = []
         self.items: list[Json] = []
         self._known: set[str] = set()  # Ids of the items in the previous responses.
-        # Whether the last message is the assistant's. If so, the next item may belong to this message.
+        # Whether the last message is the assistant's, and may get further items.
         self._is_assistant = False
 
     @property
@@ -92,17 +90,16 @@ class Conversation:
                 self.items.append({"id": name, **repeated_item})
 
     def _add(self, place: FieldPath, message: Json, parts: tuple[FieldPath, ...] = ()) -> None:
-        """Append a message. `parts`: the paths of the message's content parts, if the item has the parts in a
-        field other than `content`.
+        """Append a message. `parts`: the paths of the content parts, if the item's field is not named
+        `content`.
         """
         self.messages.append(message)
         self.places.append(Place(place, parts))
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """Add an item. Return the prefix for the item's id, and the item that the response object repeats,
-        still without an id. Returns None for a reference to an item of a previous response. Also returns None
-        for a record of a hosted tool, because a lenient server ignores the record.
+        """Add an item, and return a prefix for its id and the response object's item without an id. Returns
+        None for a reference to a previous response's item, and for a hosted tool's item on a lenient server.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -144,8 +141,8 @@ class Conversation:
         return {"type": "message", "status": _status(item), "role": role, "content": repeated}
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
-        """Return the assistant message to which an item belongs. A new message is added if the last message
-        is not the assistant's, or if the last message already has a field in `closed_by`.
+        """Return the assistant message for an item. Adds a new message if the last message is not the
+        assistant's, or if the last message has a field in `closed_by`.
         """
         if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})

@@ -1,5 +1,5 @@
 """Handlers for existing responses: get, repeat the event stream, cancel, delete, and list input items. Also
-collects the items of the earlier responses that a new response continues.
+collects the previous responses' items for a new response.
 """
 
 import re
@@ -31,23 +31,21 @@ from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
-# Maximum number of previous responses in a chain. Each response in a chain continues the previous response.
+# Maximum length of a chain of responses. Each response continues the previous response.
 MAX_CHAIN = 1000
-MAX_BEFORE_BYTES = 256 * 2**20  # Maximum bytes of all items and media in a chain.
-# Maximum number of JSON values in all inputs of a chain. Commas, opening brackets and opening braces outside
-# strings are counted instead, because counting these signs requires no parsing.
+MAX_BEFORE_BYTES = 256 * 2**20  # Maximum size in bytes of a chain's items and media.
+# Maximum number of JSON values in a chain's inputs. Counts commas, "[" and "{" outside strings, which
+# requires no parsing.
 MAX_BEFORE_VALUES = 2**20
 MAX_LISTED = 100  # Maximum number of items per page.
-_LISTED = 20  # Number of items per page if the call sets no limit.
+_LISTED = 20  # Default number of items per page.
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
 _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """An owner's response. `call`: the call that generates the response, or None if the response was read
-    from the store.
-    """
+    """An owner's response. `call`: the call that generates the response, or None for a stored response."""
 
     request_id: str
     envelope: Envelope
@@ -61,16 +59,16 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """The items of all previous responses, oldest first, and the items' media. Media are keyed by their
-    SHA-256 in hex.
-    """
+    """The items of all previous responses, oldest first, and a dict from SHA-256 digests in hex to media."""
 
     items: list[Json]
     media: dict[str, bytes]
 
 
 class ResponseRoutes:
-    """The routes for existing responses. `streamed` returns the event stream for a builder and an owner."""
+    """The routes for existing responses. `streamed`: a function that returns the event stream for a builder
+    and an owner.
+    """
 
     def __init__(
         self,
@@ -103,12 +101,12 @@ class ResponseRoutes:
         return self._streamed(builder, owner)
 
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel a response. A response that has already ended stays unchanged."""
+        """Cancel a response. An ended response stays unchanged."""
         found = await self._found(request)
         if found.call is not None:
             found.call.cancel()
             await found.record.wait_over()
-            # Without this flush, a restarted server might not know that the response was cancelled.
+            # After a restart, the server must know that the response was cancelled.
             await self._calls.flush()
         return _json(await self._object(found))
 
@@ -124,7 +122,7 @@ class ResponseRoutes:
         return _json(msgspec.json.encode(deletion))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """Return a page of the input items. Hashes replace media that were sent as data."""
+        """Return a page of the input items, with hashes in place of media data."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
         return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
@@ -132,8 +130,8 @@ class ResponseRoutes:
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
         """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add` receives the size in bytes for each response and for each medium, and may raise ApiError. Raises
-        ApiError if a response in the chain does not exist or has not ended, or if the chain is too large.
+        `add`: a function that is called with the bytes of each response and medium, and may raise ApiError.
+        Raises ApiError if a response does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
@@ -170,7 +168,7 @@ class ResponseRoutes:
         return PreviousItems(items, media)
 
     async def _found(self, request: Request) -> FoundResponse:
-        """Return the response whose id is in the request's path. Raises ApiError."""
+        """Return the response for the id in the request's path. Raises ApiError."""
         request_id = _request_id(request)
         found = await self._find(request.scope[OWNER], request_id)
         if found is None:
@@ -227,7 +225,7 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Return the input and output items of a response. `given`: the input items as JSON. `body`: the response
+    """Return a response's input and output items. `given`: the input items as JSON. `body`: the response
     object as JSON.
     """
     return [*_decode_items(given), *_decode_output(body).output]
@@ -252,7 +250,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """Return the number of the last event that the client has received, or -1. Raises ApiError."""
+    """Return the number of the client's last event, or -1. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(
@@ -281,7 +279,7 @@ def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
-    """Yield the content parts in which a hash replaces a medium."""
+    """Yield the content parts with a hash in place of a medium."""
     for item in items:
         for field in ("content", "output"):
             parts = item.get(field)

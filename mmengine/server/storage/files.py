@@ -1,7 +1,7 @@
-"""Stores uploaded files and batches' files. The bytes are in a folder, and the metadata is in the database.
+"""Stores uploaded files and batch files: the bytes in a folder, and the metadata in the database.
 
-A file is complete on disk before its row is inserted. When a file is deleted, the row is deleted before the
-bytes. After a crash, the next start deletes files without rows and rows without files.
+A file's database row is inserted after the file's bytes, and deleted before the bytes. After a crash, the
+next start deletes files without rows and rows without files.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import ListPositions
 
-MAX_FILES = 20_000  # Maximum number of files of all owners together, including the files of batches.
+MAX_FILES = 20_000  # Maximum number of files from all owners, including batch files.
 MAX_SHOWN = 10_000  # Maximum number of files in a list.
 PART = ".part"
 
@@ -44,7 +44,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Limits in bytes: for a single file, for all files, and for all files of an owner."""
+    """Limits in bytes: for a single file, for all files, and for each owner's files."""
 
     max_file_bytes: int
     max_bytes: int
@@ -52,10 +52,10 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """The files of all owners. An owner is an API key, named by the first characters in the key's hash.
+    """The files of all owners. An owner is the beginning of an API key's hash.
 
-    `spared`: ids of the files that live batches are writing. These files have no rows yet, but the next start
-    must not delete them. Raises ConfigError if the folder cannot be used.
+    `spared`: ids of live batches' unfinished files, which have no rows yet and must not be deleted. Raises
+    ConfigError if the folder cannot be used.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Files:
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self.places = ListPositions()
         self._lock = threading.Lock()  # Guards `_taken`.
-        # Maps an owner to the bytes of its files, including uploads in progress.
+        # Maps an owner to the size of its files in bytes, including uploads in progress.
         self._taken: Counter[str] = Counter()
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
         try:
@@ -92,7 +92,7 @@ class Files:
         self._owners.setdefault(file.owner, {})[file.file_id] = file
 
     def get(self, file_id: str, owner: str) -> StoredFile | None:
-        """Return the file, or None if the file does not exist, has another owner, or has expired."""
+        """Return the file, or None if no such file exists, or if it has another owner or has expired."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner or (file.expires_at and file.expires_at <= self.clock()):
             return None
@@ -116,7 +116,7 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """All files' bytes, including uploads in progress."""
+        """The size of all files in bytes, including uploads in progress."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
@@ -128,8 +128,8 @@ class Files:
         return IncomingFile(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve bytes for an upload. A negative number releases bytes. Thread-safe. Raises QueueFull if a
-        limit would be exceeded.
+        """Reserve bytes for an upload, or release bytes if `num_bytes` is negative. Thread-safe. Raises
+        QueueFull if a limit would be exceeded.
         """
         with self._lock:
             total = self._taken.total() + num_bytes
@@ -148,7 +148,7 @@ class Files:
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Insert a complete file's row, and return the file's metadata. Raises KeepFailed."""
+        """Insert a finished file's row, and return the file's metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -172,7 +172,7 @@ class Files:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        # Runs on a thread, because deleting a large file takes 0.1 s.
+        # Deleting a large file takes 0.1 s.
         await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
@@ -194,9 +194,7 @@ class Files:
 
 
 class IncomingFile:
-    """A file that is being written. All methods block. If the file is not stored, the caller must call
-    `discard`.
-    """
+    """A file during an upload. All methods block. The caller must call `discard` if the file is not added."""
 
     def __init__(self, files: Files, file_id: str, owner: str):
         self._files, self.file_id, self.owner = files, file_id, owner
@@ -222,7 +220,7 @@ class IncomingFile:
         self.num_bytes += len(data)
 
     def finish(self) -> None:
-        """Sync the complete file to the disk, and rename it to its final name. Raises KeepFailed."""
+        """Sync the file to the disk, and give it its final name. Raises KeepFailed."""
         self.write(b"")
         assert self._file is not None
         try:
@@ -235,8 +233,8 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Release the reserved bytes. Called after the file was discarded, or after the file was added and
-        its bytes were counted again.
+        """Release the reserved bytes. Call after the file was discarded or added. `Files.add` counts the
+        bytes again.
         """
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)
@@ -258,8 +256,8 @@ class FileTooLarge(InvalidRequest):
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the stored files in creation order. Rows whose files are not in the folder (`there`) are
-    deleted.
+    """Return the stored files in creation order. Deletes rows whose files are not in `there`, the folder's
+    names.
     """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
     found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]
@@ -281,7 +279,7 @@ def _delete(connection: sqlite3.Connection, file_id: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # The file does not exist, or cannot be deleted now. The next start tries again.
+    with suppress(OSError):  # The next start tries again.
         path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Writes notes for clients about the maximum number of digits in numbers that the schema does not limit."""
+"""Writes notes for clients about the digit limit (max_digits) for numbers that the schema does not limit."""
 
 from functools import lru_cache
 
@@ -13,10 +13,10 @@ from mmengine.structured_output.request.tool_calls import ToolCalls
 
 
 def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[Note, ...]:
-    """Return the notes on a grammar's maximum number of digits, or () if the grammar has no such maximum.
+    """Return the notes on a grammar's digit limit, or () without such a limit.
 
-    `counts_in_long` says whether the grammar engine also limits digits in schemas with more than MAX_HELD
-    characters. If the engine does not, a separate note says so.
+    `counts_in_long`: whether the grammar engine also limits digits in schemas with more than MAX_HELD
+    characters. If not, a note says so.
     """
     if not grammar.max_digits or grammar.kind not in HAS_JSON:
         return ()
@@ -37,10 +37,9 @@ def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[
 
 @lru_cache(maxsize=64)
 def _limits_of(grammar: GrammarRequest) -> tuple[bool, bool]:
-    """Return two flags on a grammar's schemas.
+    """Return whether a short schema has unlimited numbers, and whether a long schema has numbers.
 
-    The first says whether a schema with at most MAX_HELD characters has unlimited numbers. The second says
-    whether a longer schema has numbers.
+    A short schema has at most MAX_HELD characters.
     """
     found = read_grammar(grammar)
     schemas: list[msgspec.Raw] = []

@@ -1,6 +1,4 @@
-"""Splits a grammar's rules into lexemes that are as large as possible. A lexeme is a terminal for the grammar
-engine.
-"""
+"""Splits a GBNF grammar's rules into large lexemes, which are the grammar engine's terminals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +9,14 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
-MAX_REGEX_NODES = 20_000  # Maximum number of nodes in a rule after all rules inside it are inlined.
-MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces in all rounds.
+MAX_REGEX_NODES = 20_000  # Maximum number of nodes in a rule with all rules inlined.
+MAX_EXPANDED = 1_000_000  # Maximum number of visited nodes for a grammar.
 MAX_LEXEMES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A lexeme. `node` has no references to rules, and its `regex` identifies the piece."""
+    """A lexeme. `node` has no references to rules. `regex` identifies the lexeme."""
 
     regex: str
     node: Node
@@ -26,7 +24,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts in sequence, or alternatives if `between` is "|". The group occurs `low` to `high` times."""
+    """A sequence of `parts`, or alternatives if `between` is "|", repeated `low` to `high` times."""
 
     parts: "list[Part]"
     between: str = ""
@@ -52,7 +50,7 @@ class Rules:
     def _sizes(self) -> "dict[str, _Size]":
         """Each non-recursive rule's size with all rules inlined.
 
-        Rules with more than MAX_REGEX_NODES are left out.
+        Excludes rules with more than MAX_REGEX_NODES.
         """
         sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
@@ -76,9 +74,7 @@ class Rules:
         return sizes
 
     def is_plain(self, node: Node) -> bool:
-        """Return whether the node is plain: it has no recursion, and is small enough with all
-        rules inlined.
-        """
+        """Return whether the node is plain: not recursive, with at most MAX_REGEX_NODES after inlining."""
         return self._size(node) is not None
 
     def _size(self, node: Node) -> "_Size | None":
@@ -157,8 +153,8 @@ def _count(node: Node) -> _Size:
 
 
 class LexemeSplitter:
-    """Splits all rules that can be reached from `root` into lexemes. Lexemes in `unsafe` are split further,
-    except single characters.
+    """Splits all rules that `root` uses into lexemes. Lexemes in `unsafe` are split further, except single
+    characters.
     """
 
     def __init__(self, rules: Rules, unsafe: set[str]):
@@ -190,7 +186,7 @@ class LexemeSplitter:
         raise AssertionError("a character is a lexeme")
 
     def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
-        """Split a sequence. Neighbouring plain items form a single lexeme if this lexeme is safe."""
+        """Split a sequence. Neighbouring plain items form a single lexeme, unless it is in `unsafe`."""
         run: list[Node] = []
         ended: tuple[Node | None, ...] = (*items, None)
         for item in ended:

@@ -1,1 +1,1 @@
-"""Compiles the grammars of running requests, and keeps the grammar state of each row in the batch."""
+"""Compiles requests' grammars, and stores each row's grammar state."""

@@ -1,3 +1,3 @@
-"""Images and videos of hosted models: runs transformers' processor on one item at a time, and computes the
-item's features. Knows nothing of scheduling or attention.
+"""Images and videos for transformers models: runs transformers' processor on single items, and computes
+features. Must not depend on scheduling or attention.
 """

@@ -1,5 +1,5 @@
-"""Reads from a hosted model's config which tokens stand for media, and what media need from the scheduler and
-from attention. Imports no torch.
+"""Reads a transformers model's media tokens and media rules for the scheduler and attention from its config.
+Does not import torch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,12 +15,12 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 
 
 class MediaRules(NamedTuple):
-    """What a model's media need from the scheduler and from attention.
+    """A model's media rules for the scheduler and attention.
 
-    `runs`: which tokens see one another, in addition to causal attention. "run": the tokens in the same
-    embedding run. "media": the tokens of all items in the prompt. "prompt": all prompt tokens. "": no tokens.
-    `atomic_runs`: whether an embedding run must be computed in one step. `whole_prompt`: whether the whole
-    prompt must be computed in one step. `only_windows`: whether `runs` applies only to layers with a window.
+    `runs`: the tokens with bidirectional attention. "run": the tokens within each embedding run. "media": the
+    tokens of all items in the prompt. "prompt": all prompt tokens. "": no tokens. `atomic_runs`: whether a
+    step must compute whole embedding runs. `whole_prompt`: whether a step must compute the whole prompt.
+    `only_windows`: whether `runs` applies only to sliding-window layers.
     """
 
     runs: RunKind = ""
@@ -46,17 +46,17 @@ def media_rules(config: "PreTrainedConfig") -> MediaRules:
 
 
 def image_token_id(config: "PreTrainedConfig") -> int | None:
-    """Return the token id that stands for an image's embeddings, or None for a text model."""
+    """Return the id of the placeholder token for images, or None for a text model."""
     return next(_integers(config, _IMAGE_FIELDS), None)
 
 
 def video_token_id(config: "PreTrainedConfig") -> int | None:
-    """Return the token id that stands for a video's embeddings, or None if the config names none."""
+    """Return the id of the placeholder token for videos, or None if the config has no such token."""
     return next(_integers(config, _VIDEO_FIELDS), None)
 
 
 def media_token_ids(config: "PreTrainedConfig") -> frozenset[int]:
-    """Return the ids of all tokens that media embeddings replace."""
+    """Return the ids of all placeholder tokens for media."""
     indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
     return frozenset((*_integers(config, (*_IMAGE_FIELDS, *_VIDEO_FIELDS)), *indicators))
 

@@ -1,4 +1,4 @@
-"""Translates vLLM's workers' results into a StepResult for the core, by vLLM's stop rules."""
+"""Translates vLLM's workers' results to a StepResult for the core, with vLLM's stop rules."""
 
 from itertools import chain
 
@@ -13,11 +13,11 @@ EOS, TOKEN, REPETITION = "eos", "token", "repetition"
 
 
 class StopRules:
-    """Decides when the text of each row ends, by vLLM's rules.
+    """Finds the rows that stop, by vLLM's rules.
 
-    The end-of-text token is compared for all rows at once. Only rows with stop tokens, a grammar or
-    repetition detection are examined one by one. `accepts`: a method of vLLM's manager that advances a
-    request's grammar by tokens, and returns False if the grammar refuses them.
+    EOS tokens are compared for all rows at once. Rows with stop tokens, a grammar or repetition detection are
+    checked one by one. `accepts`: a method of vLLM's structured output manager. It advances a request's
+    grammar by tokens, and returns False if the grammar does not allow the tokens.
     """
 
     def __init__(self, num_rows: int, accepts: VllmObject):
@@ -26,7 +26,7 @@ class StopRules:
         self._accepts = accepts
 
     def admit(self, row: int, request: VllmObject) -> None:
-        """Set the rules for the request that gets `row`."""
+        """Set the row's rules for a new request."""
         params = request.sampling_params
         self._eos[row] = eos_of(request)
         self._is_watched[row] = bool(
@@ -45,8 +45,8 @@ class StopRules:
     ) -> StepResult:
         """Return a step's result.
 
-        `requests`: vLLM's requests that have not ended, by id. `names`: ids of the requests that sample.
-        `sampled`: their tokens. Each list is cut after the token that ends the text.
+        `requests`: vLLM's live requests, by id. `names`: ids of the requests that sample. `sampled`: the
+        tokens of `names`. This method cuts each list after the token that stops the request.
         """
         rows = plan.rows if len(plan.sample) == len(plan.rows) else plan.rows[plan.sample]
         stops, errors = dict[int, str](), dict[int, str]()
@@ -68,12 +68,10 @@ class StopRules:
     def _find_ends(
         self, rows: np.ndarray, sampled: list[list[int]], stops: dict[int, str], errors: dict[int, str]
     ) -> np.ndarray:
-        """Find the tokens that end texts, and the rows without a token. Return the tokens of all rows,
-        int32.
-        """
+        """Add stops to `stops`, and rows without a token to `errors`. Return all rows' tokens, int32."""
         counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
         for place in (counts == 0).nonzero()[0].tolist():
-            sampled[place] = [0]  # the core ends the row with the error and drops the token
+            sampled[place] = [0]  # the core drops the token of a failed row
             errors[place] = "the workers returned no token"
         tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
         owners = rows if len(tokens) == len(rows) else np.repeat(rows, np.maximum(counts, 1))
@@ -93,7 +91,7 @@ class StopRules:
         stops: dict[int, str],
         errors: dict[int, str],
     ) -> None:
-        """Apply the rules that need a request's tokens one by one."""
+        """Apply the rules for single tokens."""
         params = request.sampling_params
         for number, token in enumerate(tokens, 1):
             request.append_output_token_ids(token)
@@ -118,7 +116,7 @@ class StopRules:
 
 
 def _one_each(sampled: list[list[int]]) -> np.ndarray | None:
-    """Return the tokens of the rows, int32, if each row got exactly one token, else None."""
+    """Return the rows' tokens, int32, or None if a row does not have exactly one token."""
     try:
         return np.array([token for (token,) in sampled], np.int32)
     except ValueError:

@@ -1,5 +1,5 @@
-"""Workloads in which planted bugs show: chats with shared system prompts, images, tenants, grammars,
-adapters, sessions, cancelled requests and failed steps, in pools that are too small.
+"""Workloads that reveal planted bugs: chats with shared system prompts, images, tenants, grammars, adapters,
+sessions, cancelled requests and failed steps. The KV pools are too small for the workloads.
 """
 
 import random
@@ -35,10 +35,11 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Night:
-    """A workload. `settings`: differences from SETTINGS. `images`, `salts`, `grammars`: the probability that
-    a request has an image, a cache salt, a grammar. `choices`: the probability that a request repeats the
-    last prompt.
-    `num_sessions`: how many sessions continue during the run. `fail_at`: steps that fail.
+    """A workload.
+
+    `settings`: changes to SETTINGS. `images`, `salts`, `grammars`: the probability that a request has an
+    image, a cache salt, a grammar. `choices`: the probability that a request repeats the last prompt.
+    `num_sessions`: the number of sessions that continue during the run. `fail_at`: the steps that fail.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Night:
         return EngineConfig(**{**SETTINGS, **self.settings})
 
     def run(self, folder: Path) -> Exception | None:
-        """Serve the workload and write its log to `folder`. Return the error that ended the run, if any."""
+        """Serve the workload and write its log to `folder`. Return the error that ended the run, or None."""
         sink = LogWriter(folder)
         served = _Served(self, sink)
         try:

@@ -1,3 +1,1 @@
-"""The llguidance grammar engine: translates grammars into llguidance's formats, and computes token masks with
-llguidance.
-"""
+"""The llguidance grammar engine: translates grammars to llguidance's formats, and computes token masks."""

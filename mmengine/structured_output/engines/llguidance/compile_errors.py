@@ -1,4 +1,4 @@
-"""Finds and rewrites errors that llguidance reports for a grammar before any text is generated."""
+"""Finds and rewrites llguidance's errors for a grammar before the model runs."""
 
 import msgspec
 import numpy as np
@@ -9,9 +9,9 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 
 def refuse_overlap(grammar: str, error: str) -> None:
-    """Raise SchemaRefused if the error says that a key may match two patterns in an object.
+    """Raise SchemaRefused if `error` says that a key may match two patterns in an object.
 
-    The refusal has the object's JSON pointer, which normalization has written into the object's `$comment`.
+    Reads the object's JSON pointer from `$comment`, where normalization has stored it.
     """
     if not error.startswith("patternProperty regexes"):
         return
@@ -29,10 +29,9 @@ def refuse_overlap(grammar: str, error: str) -> None:
 
 
 def first_step_error(matcher: LLMatcher) -> str:
-    """Return the error that a first step with this grammar would have, or "".
+    """Return the error that the first step would raise with this grammar, or "".
 
-    The client then sees the error before the model runs. Causes are a grammar without texts, endless
-    recursion, and a first step that exceeds the limits.
+    Causes are a grammar that matches no text, endless recursion, and a first step that exceeds the limits.
     """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error():

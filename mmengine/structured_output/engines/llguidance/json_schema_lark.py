@@ -1,10 +1,9 @@
-"""Writes a normalized schema for llguidance: as JSON Schema, or as a Lark grammar where JSON Schema is not
-enough.
+"""Writes a normalized schema for llguidance, as JSON Schema or as a Lark grammar.
 
-llguidance's JSON Schema cannot express arrays with rules on several items, objects whose keys may come in any
-order, and a maximum number of digits. Parts with such an array, object or number are written in Lark, as
-rules and terminals. All other parts stay JSON Schema under `%json`. Both kinds skip the same white space, at
-most once between two JSON tokens. llguidance can therefore combine both kinds in a single grammar.
+llguidance's JSON Schema does not support rules on several array items, objects with keys in any order, and a
+maximum number of digits. Subschemas with these features are written in Lark, as rules and terminals. All
+other subschemas stay JSON Schema under `%json`. Both formats skip the same white space, so that llguidance
+can combine them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from mmengine.structured_output.json_schema.reading.translation import subschema
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # The white space that llguidance's JSON Schema skips.
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # White space in llguidance's JSON Schema.
 MARKS = ("x-steps", "x-distinct", MARK)
 ONCE = '%llguidance {"ignore_once": true}'
 
@@ -37,9 +36,9 @@ _decode_schema = msgspec.json.Decoder(_Schema).decode
 
 
 def schema_grammar(text: str, max_digits: int = 0) -> str:
-    """Return a normalized schema in llguidance's own format.
+    """Return a normalized schema in llguidance's format.
 
-    `max_digits` has the same meaning as in `lark_of`.
+    `max_digits`: see `lark_of`.
     """
     lark = lark_of(text, max_digits)
     if lark is None and len(text) > MAX_HELD:
@@ -48,10 +47,10 @@ def schema_grammar(text: str, max_digits: int = 0) -> str:
 
 
 def _in_lark(text: str) -> str:
-    """Return a Lark grammar whose only rule is the JSON Schema `text`.
+    """Return a Lark grammar that contains only the JSON Schema `text`.
 
-    llguidance parses a Lark grammar without holding the GIL. But llguidance holds the GIL while it parses
-    plain JSON Schema, and no other thread would run for 18 ms per megabyte.
+    llguidance holds the GIL while it parses plain JSON Schema (18 ms per megabyte), but not while it parses
+    Lark.
     """
     head = _head(_decode_schema(text).options)
     return "\n".join([*head, f"start: %json {text}\n"])
@@ -60,7 +59,7 @@ def _in_lark(text: str) -> str:
 def _head(options: Mapping[str, object]) -> list[str]:
     """Return the Lark lines that allow white space between JSON tokens.
 
-    A draft grammar, whose white space is fixed, has no such line.
+    A grammar with fixed white space has no such line.
     """
     if not options.get("whitespace_flexible", True):
         return [ONCE]
@@ -70,9 +69,9 @@ def _head(options: Mapping[str, object]) -> list[str]:
 def lark_of(text: str, max_digits: int = 0) -> str | None:
     """Return a normalized schema's Lark grammar, or None if llguidance supports the schema as JSON Schema.
 
-    `max_digits` limits the digits in each part of a number whose digits the schema does not limit; 0 for no
-    limit. The limit does not apply to a schema with more than MAX_HELD characters, because writing the schema
-    in Lark would hold the GIL for too long.
+    `max_digits`: maximum number of digits in the integer, the fraction and the exponent, for numbers that the
+    schema does not limit; 0 for no limit. Schemas with more than MAX_HELD characters have no limit, because
+    writing them in Lark would hold the GIL for too long.
     """
     is_limited = bool(max_digits) and len(text) <= MAX_HELD
     if not is_limited and not any(f'"{mark}"' in text for mark in MARKS):
@@ -85,7 +84,7 @@ def lark_of(text: str, max_digits: int = 0) -> str | None:
         try:
             return _grammar(schema, options, definitions, max_digits)
         except SchemaRefused:
-            pass  # Without the digit limit, fewer parts must be written in Lark.
+            pass  # Try again without the digit limit, which needs less Lark.
     return _grammar(schema, options, definitions, 0)
 
 
@@ -105,7 +104,7 @@ class _Writer:
     size: int = 0
     rules: int = 0
     budget: MatchBudget = field(default_factory=MatchBudget)
-    anything: str = ""  # The rule for any JSON value, once it is written.
+    anything: str = ""  # The rule for any JSON value, or "" before the first use.
     comma: str = field(init=False)
     colon: str = field(init=False)
 
@@ -123,7 +122,7 @@ class _Writer:
             grown = bool(more)
 
     def needs(self, schema: object) -> bool:
-        """Return whether the schema contains a part that must be written in Lark."""
+        """Return whether the schema or a subschema must be written in Lark."""
         if self.max_digits and (schema is True or schema == {}):
             return True
         if not isinstance(schema, dict):
@@ -153,8 +152,8 @@ class _Writer:
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
             parts = [self.node(branch) for branch in branches if self.needs(branch)]
-            # Branches that stay JSON Schema share a rule, because llguidance refuses a rule whose only branch
-            # is a range without numbers.
+            # Branches in JSON Schema share a rule, because llguidance refuses a rule that only has an empty
+            # number range.
             plain = [branch for branch in branches if not self.needs(branch)]
             return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
@@ -174,7 +173,7 @@ class _Writer:
         return self.rule(" | ".join([*ways, *([self.terminal(body)] if body else [])]))
 
     def _anything(self) -> str:
-        """Return the rule for any JSON value whose numbers respect the digit limit."""
+        """Return the rule for any JSON value with the digit limit."""
         if not self.anything:
             self.anything = value = self.name()
             text = self.json({"type": "string"})
@@ -185,10 +184,7 @@ class _Writer:
         return self.anything
 
     def json(self, schema: object) -> str:
-        """Return the rule for a part that stays JSON Schema.
-
-        The rule includes the definitions to which the part refers.
-        """
+        """Return the rule for a subschema that stays JSON Schema, with its referenced definitions."""
         names: dict[str, None] = {}
         waiting = [schema]
         for each in waiting:
@@ -208,7 +204,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new rule name. No other rule's name begins with this name and an underscore."""
+        """Return a new rule name."""
         self.rules += 1
         return f"r_{self.rules}"
 
@@ -264,7 +260,7 @@ class _Writer:
             ]
             on += ['""'] if state in ends else []
             loop = self.rule(f"{self.comma} {again}") + "*" if again else ""
-            # A loop is written as a repetition, because recursion would enlarge the parser's table.
+            # Loops are repetitions, because recursion would enlarge the parser's table.
             self.line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
         first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
         first += ['""'] if 0 in ends else []
@@ -273,7 +269,7 @@ class _Writer:
     def _distinct(self, given: Json) -> str:
         """Return the expression for an array of distinct values.
 
-        Bit n in the rule's parameter says whether value n has occurred.
+        The rule's parameter has a bit for each value that has occurred.
         """
         values = given["values"]
         assert isinstance(values, list)
@@ -281,7 +277,7 @@ class _Writer:
             int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
         )
         count = len(values)
-        # Maximum number of items without a match; with more, the required matches would not fit.
+        # Maximum number of items that do not match `contains`.
         others = min(count - matching, high - least)
         enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
         self.rules += 1

@@ -4,5 +4,5 @@ import json
 
 
 def quoted(text: str) -> str:
-    """Return a Lark string for the text. llguidance reads U+007F only if it is escaped."""
+    """Return a Lark string for the text. llguidance requires an escape for U+007F."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,9 +1,10 @@
 """Writes tool calls as grammars for llguidance.
 
-The text around values becomes a Lark grammar. Each tool's arguments (json syntax) or each parameter's value
-(xml syntax) becomes a JSON Schema or Lark grammar. A raw string value becomes a terminal instead.
+The text around values becomes a Lark grammar. In the json syntax, each tool's arguments become a JSON Schema
+or Lark grammar. In the xml syntax, each parameter's value becomes such a grammar, and a raw string becomes a
+terminal.
 
-Free text is a lazy lexeme: it ends where the first call begins.
+Free text is a lazy lexeme, so the text ends where the first call begins.
 """
 
 import json
@@ -23,7 +24,7 @@ from mmengine.structured_output.request.tool_calls import (
     parameters_of,
 )
 
-_SPACE = r"SPACE: /\n{1,2}/"  # Chat templates write this white space between reasoning and a call.
+_SPACE = r"SPACE: /\n{1,2}/"  # White space in chat templates between reasoning and a call.
 _OTHER_NAME = r"OTHER_NAME: /[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 _NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
 # Call syntax -> the text before and after a custom tool's input.
@@ -35,7 +36,7 @@ _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
 def call_grammars(form: ToolCalls, max_digits: int = 0) -> str:
-    """Return the grammars as JSON. `max_digits` has the same meaning as in `lark_of`."""
+    """Return the grammars as JSON. `max_digits`: see `lark_of`."""
     writer = _Writer(max_digits)
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
@@ -111,7 +112,7 @@ class _Writer:
         return " ".join(parts)
 
     def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
-        """Return the expression for a parameter's value and the text that ends it."""
+        """Return the expression for a parameter's value and closing tag."""
         if is_raw:
             assert isinstance(schema, dict)
             self.lines.append(f"V_{place}: ({_text(schema, found.definitions)}) & {_NOT_ENDED}")

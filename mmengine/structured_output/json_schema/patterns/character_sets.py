@@ -1,5 +1,5 @@
-"""Writes character sets such that the grammar engine and Python agree on their meaning. Defines the errors
-for patterns.
+"""Writes character sets for JSON Schema patterns so that the grammar engine and Python agree on their
+meaning.
 """
 
 import re
@@ -10,7 +10,7 @@ from mmengine.structured_output.regex.sets import Ranges, Set, complement
 
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
-# Unicode general categories whose names the grammar engine and Python share.
+# Unicode general categories that the grammar engine and Python share.
 CATEGORIES = frozenset(
     [
         *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No"),
@@ -25,7 +25,7 @@ _CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
-    """Raised for an unsupported pattern. The message is written for the schema's author."""
+    """Raised for an unsupported pattern. The schema's author sees the message."""
 
 
 class UnenforceablePattern(PatternError):
@@ -44,11 +44,11 @@ def escape_character(point: int) -> str:
 
 
 def without_nul(ranges: Ranges) -> Ranges:
-    r"""Return the set without U+0000 if the grammar engine would otherwise add characters to the set.
+    r"""Return the set, without U+0000 if the grammar engine would misread the set.
 
-    If a set contains all control characters (except those with a short escape such as \n), llguidance 1.9
-    wrongly adds the quotation mark and the backslash. U+0000 is therefore removed from a set that lacks these
-    two characters. `restore_nul` recognizes such a set and adds U+0000 again.
+    If a set contains all control characters without a short escape such as \n, llguidance 1.9 wrongly adds
+    the quotation mark and the backslash. llguidance reads the set correctly without U+0000. `restore_nul`
+    recognizes such a set and adds U+0000 again.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
@@ -56,7 +56,7 @@ def without_nul(ranges: Ranges) -> Ranges:
 
 
 def restore_nul(ranges: Ranges, negated: bool) -> Set:
-    """Return the meaning of a written set. U+0000 is added again if `without_nul` removed it."""
+    """Return the intended set for a written set, with U+0000 if `without_nul` removed U+0000."""
     found = complement(ranges) if negated else complement(complement(ranges))
     if len(set(ranges)) == len(ranges) and _lacks_nul(found):
         found = complement(complement([*found, (0, 0)]))
@@ -70,7 +70,7 @@ def _lacks_nul(ranges: Ranges) -> bool:
 
 @lru_cache(maxsize=256)
 def drops_nul(regex: str) -> bool:
-    """Return whether some set in the pattern is written without U+0000 but means a set with U+0000."""
+    """Return whether `without_nul` removed U+0000 from a set in the pattern."""
     for text in set(_CLASS.findall(regex)):
         plain = _CATEGORY.sub("", text)
         if plain not in ("[]", "[^]") and parse_regex(plain) != parse_regex(plain, meaning=restore_nul):
@@ -81,7 +81,7 @@ def drops_nul(regex: str) -> bool:
 def check_alternatives(sets: list[Ranges]) -> None:
     """Raise PatternError if the union of the sets would need `without_nul`.
 
-    The check is needed because the grammar engine merges alternative sets.
+    The grammar engine merges alternative sets.
     """
     for mark in (0x22, 0x5C):
         without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]
@@ -103,7 +103,7 @@ def _holds_controls(ranges: Ranges) -> bool:
 def write_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
-    # Write a range twice to mark a set that never contained U+0000, for `restore_nul`.
+    # A range that is written twice tells `restore_nul` that the set never contained U+0000.
     twice: tuple[int, int] | None = None
     if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges

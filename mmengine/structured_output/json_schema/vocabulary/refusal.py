@@ -1,4 +1,4 @@
-"""The errors for a refused schema, with the keyword, the JSON pointer and the reason."""
+"""The errors for unsupported schemas, with the keyword, the JSON pointer and the reason."""
 
 from typing import NoReturn
 
@@ -6,10 +6,10 @@ from mmengine.errors import ErrorCode, InvalidRequest
 
 
 class SchemaRefused(InvalidRequest):
-    """Raised for a schema that is invalid, allows nothing, or cannot be enforced exactly.
+    """Raised for a schema that is invalid, allows no value, or cannot be enforced exactly.
 
-    `keyword` is the faulty keyword ("" for the whole schema). `pointer` is the JSON pointer to the fault (RFC
-    6901; "#" is the root). `why` is the reason.
+    `keyword`: the faulty keyword ("" for the whole schema). `pointer`: the JSON pointer to the fault (RFC
+    6901; "#" is the root). `why`: the reason.
     """
 
     code = ErrorCode.INVALID_GRAMMAR
@@ -22,7 +22,7 @@ class SchemaRefused(InvalidRequest):
 
 
 class UnenforceablePart(SchemaRefused):
-    """Raised for a valid part that cannot be enforced. anyOf can leave out a branch with such a part."""
+    """Raised for a valid subschema that cannot be enforced. anyOf can omit such a branch."""
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
@@ -31,8 +31,5 @@ def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
 
 
 def format_pointer(pointer: str) -> str:
-    """Return a pointer with a leading "#".
-
-    A pointer into another document is unchanged, because it has "#" after the document's URI.
-    """
+    """Return the pointer with a leading "#", unless the pointer begins with another document's URI."""
     return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
