@@ -15,8 +15,8 @@
         ├── CorruptLog       bytes that are not a log, or a log damaged before its tail
         └── Diverged         a replayed decision differs from the logged decision
 
-An error has a code for programs, the path to the invalid field, and a text for people. HTTP statuses, the
-error formats of the APIs, and exit codes are looked up by code. No program reads the text.
+An error has a code for programs, the path to the invalid field, and a text for people. The code determines
+the HTTP status, the exit code, and the error formats of the APIs.
 """
 
 from collections.abc import Iterable
@@ -138,8 +138,7 @@ class MMEngineError(Exception):
     """Base class for all errors that mmengine raises on purpose.
 
     `code`: the kind of error, for programs; each class has a default. `path`: the invalid field, or empty.
-    `text`: for people, says what was wrong, the rule, and what to do. FIELD in the text is replaced by the
-    field's name.
+    `text`: the problem, the rule, and the remedy, for people. FIELD in the text stands for the field's name.
     """
 
     code = ErrorCode.ENGINE_FAILED
@@ -151,9 +150,7 @@ class MMEngineError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Return the text with the field's name in words. For a batch, the text starts with the number of the
-        prompt or line.
-        """
+        """Return the text with the field's name. In a batch, the prompt's or line's number comes first."""
         unit, path = "", self.path
         if path and path[0] in _UNITS:
             unit, path = f"{_UNITS[path[0]]} {path[1]}: ", FieldPath(*path[2:])
@@ -170,7 +167,7 @@ class MMEngineError(Exception):
         return self
 
 
-# The first key in the path for a batch. The next key is the prompt's index, or the line's number from 1.
+# First keys in the paths for batches. The second key is the prompt's index, or the line's number from 1.
 PROMPTS, LINES = "prompts", "lines"
 _UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 
@@ -230,8 +227,8 @@ class RequestFailed(MMEngineError):
 
 
 class ExecutorFailed(MMEngineError):
-    """The device side of a step raised an error. The text may quote a library's message with addresses and
-    paths, so a server does not show it to clients.
+    """The device side of a step raised an error. Servers hide the text from clients, because a library's
+    message may contain addresses and paths.
     """
 
     code = ErrorCode.EXECUTOR_FAILED
@@ -248,7 +245,7 @@ class KeepFailed(MMEngineError):
 
 
 class LogError(MMEngineError):
-    """A log that cannot be written, or that cannot be read for the given purpose."""
+    """A log that cannot be written, or cannot be used by the command that reads the log."""
 
     code = ErrorCode.INVALID_LOG
 
@@ -273,10 +270,10 @@ class Diverged(LogError):
     code = ErrorCode.DIVERGED
 
 
-BUG = 70  # Exit code of a command that an unexpected exception ended (sysexits.h: EX_SOFTWARE).
-# Exit codes for an incomplete log, in every command that reads logs.
+BUG = 70  # Exit code after an unexpected exception (EX_SOFTWARE in sysexits.h).
+# Exit codes for incomplete logs, by CorruptLog.kind.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
-# Error code -> exit code of a command; all other errors have 1 (docs/reference/cli.md).
+# Exit codes by error code. All other errors have exit code 1 (docs/reference/cli.md).
 EXIT_CODES = {
     ErrorCode.INVALID_SETTING: 2,
     ErrorCode.INVALID_MODEL: 2,

@@ -1,6 +1,6 @@
 """Optional dependencies: which modules belong to which extra of pyproject.toml, and how to install them."""
 
-# Import names of the packages in the extra `engine`. Log commands, replay and simulation need none of these
+# Import names of the packages in the extra `engine`. Log commands, replay and simulation run without these
 # packages.
 ENGINE_MODULES = frozenset(
     [

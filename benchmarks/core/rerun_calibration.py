@@ -1,13 +1,13 @@
-"""Measures whether `log rerun` predicts a real run's latencies.
+"""Measures how well `mmengine log rerun`, a simulation from a log, predicts real latencies.
 
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR] [--loads NAME ...]
 
-The engine serves the embedded checkpoint on a CPU under five loads. Requests arrive at random times, and each
-load has its own log. A simulation then repeats the log, with step times from one half of the log. The
-simulated latencies of the other half are compared with the logged latencies
+The engine serves the embedded checkpoint on a CPU under five loads. Each load has its own log, and requests
+arrive at random times. Step times come from the first or the second half of a log. A simulation repeats the
+rest with these step times. The benchmark compares the simulated latencies with the logged latencies
 (mmengine/replay/rerun/calibration.py).
 
-On a busy machine, use `--clock cpu`: the log's clock then counts this process's CPU time.
+On a busy machine, use `--clock cpu`. The log's clock then counts this process's CPU time.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from mmengine.replay.rerun.rerun import NoPrediction, Rerun, rerun
 
 WORDS = ("red", "green", "blue", "square", "circle", "triangle", "left", "right", "above", "below", "large")
 SIZES = {"max_num_seqs": 8, "token_budget": 128, "max_model_len": 512, "num_blocks": 129, "num_threads": 1}
-# For each load: the request rate as a share of the rate that the engine can serve, the number of requests
-# that arrive together, the share of requests with an image, and further settings.
+# For each load: the request rate relative to the engine's maximum, the number of requests that arrive
+# together, the share of requests with an image, and engine settings.
 LOADS = {
     "burst": (0.5, 6, 0.0, {}),
     "steady": (0.5, 1, 0.0, {}),
@@ -95,8 +95,8 @@ async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> No
 
 async def serve(log: Path, load: str, seconds: float, capacity: float, clock: CpuClock | WallClock) -> float:
     """Write a log under a load, and return the answers per second. `capacity`: the engine's maximum answers
-    per second. With 0, serve submits 40 requests together, without a log, to measure this maximum. `clock`:
-    the clock of arrivals and of the log.
+    per second. If 0, this function measures the maximum: 40 requests arrive together, and no log is written.
+    `clock`: the clock for arrivals and for the log.
     """
     share, group, images, settings = LOADS[load]
     rng = random.Random(load)

@@ -21,7 +21,7 @@ Tick = Callable[[], None]
 
 
 class ShareRuns:
-    """Times the phases of decode steps. Engines with the log in memory and on disk take turns."""
+    """Times the phases of decode steps, by turns with the log in memory and with the log on disk."""
 
     title = "share of a step"
 
@@ -71,8 +71,8 @@ class ShareRuns:
 
 
 def clocked_steps(ours: EngineRunner, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
-    """Return a dict from phase to ns for each of up to `most` steps. In these steps all `asks` decode as
-    plain greedy requests.
+    """Return up to `most` dicts from phase to ns, a dict per step. All `asks` decode greedily in these
+    steps.
     """
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):

@@ -47,7 +47,7 @@ class Decode:
 
 
 class Bench:
-    """One engine core over one model, with capacity for `rows` decoding rows of `sizes.context` tokens."""
+    """An engine core with a model, for up to `rows` decoding rows with `sizes.context` tokens each."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return the number of steps that compute `rows` prompts. The first rows decode already in these
-        steps.
+        """Return the number of steps that compute `rows` prompts, while rows with a computed prompt
+        decode.
         """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
@@ -97,7 +97,7 @@ class Bench:
         self.core.close()
 
     def prefill(self, tokens: int, repeats: int = 3) -> float:
-        """Return the median seconds to compute a prompt of `tokens` and its first new token, after a
+        """Return the median time to the first token for a prompt with `tokens` tokens, in s, after a
         warm-up.
         """
         return median([self._until_first(tokens) for _ in range(repeats + 1)][1:])
@@ -115,10 +115,8 @@ class Bench:
         watch: AbstractContextManager | None = None,
         sampling: SamplingParams | None = None,
     ) -> Decode:
-        """Decode `rows` rows for `steps` steps and return the medians.
-
-        Without `sampling` decoding is greedy. `watch` is entered once all rows decode and SETTLE steps are
-        done.
+        """Decode `rows` rows for `steps` steps and return the medians. Without `sampling` decoding is greedy.
+        `watch`: a context that covers only the measured steps.
         """
         prompts = self._prompts(rows, self._sizes.context)
         self._submit(prompts, self._answer_length(rows, steps), sampling)
@@ -141,16 +139,17 @@ class Bench:
         return Decode(median(walls), median(cpus), context)
 
     def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:
-        """Return the vision tower's seconds for images with these grids (t, h, w in patches), in one call."""
+        """Return the vision tower's time in s for images with these grids (t, h, w in patches), in a single
+        call.
+        """
         patches = sum(t * h * w for t, h, w in grids)
         there = torch.zeros(patches, self._network.spec.patch_width, dtype=torch.uint8, device=self._device)
         with torch.inference_mode():
             return timed(lambda: self._network.encode(there, grids), self._device, 5)
 
     def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
-        """Return the seconds from an image's pixels on the host to its features.
-
-        Keys: "launched" without a CUDA graph, and "replayed" if a captured graph fits the image's size.
+        """Return the time from an image's pixels on the host to its features, in s. The key "launched" is the
+        time without a CUDA graph. The key "replayed" exists if a captured graph fits the image's size.
         """
         t, h, w = grid
         pixels, device = (
@@ -165,9 +164,8 @@ class Bench:
             return {how: timed(way, self._device, 9) for how, way in ways.items()}
 
     def answer(self, asks: Sequence[Ask]) -> float:
-        """Return the generated tokens per second over whole answers. A first run warms up.
-
-        All requests are submitted before the first step.
+        """Return the generated tokens per second for complete answers, after a warm-up run. All requests are
+        submitted before the first step.
         """
         return [self._answer_all(asks) for _ in range(2)][1]
 

@@ -1,5 +1,5 @@
-"""Splits a native forward's time into linears, attention and the rest, with the clocks in
-src/decoder/decoder.h.
+"""Splits the time of a native forward pass into linears, attention and the rest, with src/decoder/decoder.h's
+clocks.
 """
 
 import ctypes
@@ -15,9 +15,8 @@ PARTS = ("linears", "attention", "norms, rotation, residuals and the rest")
 
 
 def forward_split(title: str, ours: EngineRunner, work: Watched) -> Table | None:
-    """Return a table of the layers' time by part, from the fastest of ROUNDS runs of `work`.
-
-    None if there is no native decoder, or if its clocks measured nothing.
+    """Return a table with the layers' times, from the fastest run of `work` in ROUNDS runs. None if there
+    is no native decoder, or if its clocks measured nothing.
     """
     library = load()
     if library is None:

@@ -1,4 +1,4 @@
-"""The base class of observers: objects that see each event of an engine, for example to count events."""
+"""The base class of observers, which receive each event of an engine, for example to count events."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,17 +6,17 @@ from mmengine.events.vocabulary import Event
 
 
 class Observer:
-    """Sees each event that an engine records. A subclass overrides `before`, `after` or both."""
+    """Receives each event that an engine records. A subclass overrides `before` or `after`."""
 
     def before(self, event: Event) -> None:
-        """Process `event` before it is applied to the state. The log's buffer already contains the event."""
+        """Process `event` before the state changes. The event is already in the log's buffer."""
 
     def after(self, event: Event) -> None:
-        """Process `event` after it was applied to the state."""
+        """Process `event` after the state has changed."""
 
 
 class Observers:
-    """One engine's observers. `before` and `after` list the overridden methods, in the observers' order."""
+    """An engine's observers. `before` and `after` list the methods that the observers override, in order."""
 
     def __init__(self, observers: Iterable[Observer]):
         self.before: list[Callable[[Event], None]] = []

@@ -1,8 +1,7 @@
-"""Defines the events in a log. Every change of the engine's state is an event.
-
-Observations are facts that a replay cannot derive (arrivals, tokens, failures). Decisions follow from the
-state, and `mmengine log verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0
-on, fields are only added at the end, with a default, and a type number is never used for another event.
+"""Defines the events in a log. Every change of the engine's state is an event. Observations are facts that a
+replay cannot derive (arrivals, tokens, failures). Decisions follow from the state, and `mmengine log verify`
+derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on, new fields have a default
+and come last, and a type number keeps its event.
 """
 
 from typing import TypeAlias
@@ -44,20 +43,19 @@ DEADLINE = "deadline"  # the reason in CANCELLED if the request's deadline has p
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     """Constants that determine how a reader applies the decisions in a log. The defaults describe mmengine's
-    scheduler; a log with vLLM's decisions has other values.
+    scheduler. Logs with vLLM's decisions have other values.
 
-    `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
+    `isolates_failures`: after a step failed, its requests run apart from other requests.
     `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
-    request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
-    equal blocks, later hits use the first row's block. `media_ahead`: a block's hash also covers media that
-    begin up to this many tokens after the block. `salts_media`: an item's key in the encoder cache depends on
-    the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: how many tokens after
-    an item must be computed before the item's encoder output is released. `fills_with_results`: a block
-    enters the prefix cache when its last token is sampled. Otherwise the block enters the cache when the
-    row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is
-    False if the log began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's
-    AsyncScheduler made the decisions. Then drafts in flight count as pending tokens, each row that samples
-    gets placeholders for drafts, and a preempted request keeps its tokens in flight.
+    request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if several rows fill
+    equal blocks in a step, prefix cache hits use the first row's block. `media_ahead`: a block's hash also
+    covers media that begin up to this many tokens after the block. `salts_media`: an item's key in the
+    encoder cache depends on the item's hash, the request's salt and its adapter. `media_held_ahead`: how many
+    tokens after an item must be computed before the item's encoder output is released. `fills_with_results`:
+    a full block enters the prefix cache when the step's tokens arrive. If False, the block enters the cache
+    when the row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV
+    blocks. False if the log began while requests ran, or if KV came from a connector. `is_asynchronous`:
+    vLLM's AsyncScheduler made the decisions (core/fold/asynchronous.py).
     """
 
     isolates_failures: bool = True
@@ -91,11 +89,10 @@ class Started(EventBase, frozen=True):
     `schema`: the version of the events. `engine_version`: the version of mmengine. `decision_version`: the
     version of the scheduling rules. `config`: the engine's settings, with all automatic values resolved.
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
-    how many KV blocks there are, including block 0, which pads batches. `constants`: how a replay applies the
-    decisions. `is_host_driven`: a host called `begin_step` and `finish_step` (HostDrivenCore), so the log
-    says when each step was collected. `host`: the engine whose scheduler made the decisions, such as "vllm
-    0.32.0"; "": mmengine. With another host, a recorder wrote the log, and the order of events within a step
-    follows docs/reference/recorded-logs.md.
+    the number of KV blocks, including block 0, which pads batches. `constants`: how a replay applies the
+    decisions. `is_host_driven`: a host program called `begin_step` and `finish_step` (HostDrivenCore).
+    `host`: the engine whose scheduler made the decisions, such as "vllm 0.32.0", or "" for mmengine.
+    docs/reference/recorded-logs.md describes the order of events in logs from other engines.
     """
 
     schema: int
@@ -112,16 +109,16 @@ class Started(EventBase, frozen=True):
 class Queued(EventBase, frozen=True):
     """Observation: a request was accepted. Its place in the queue and `grammar_slot` follow from the state.
 
-    `prompt`: int32 token ids. `sample_index`: the answer's number if the prompt has several answers.
+    `prompt`: int32 token ids. `sample_index`: the answer's index among several answers to the prompt.
     `priority`: with the priority policy, smaller values run first. `cache_salt`: requests with different
     salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never. `group`: the id
-    of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar` from now
-    on. If `grammar` has an empty kind and source, the request uses the grammar that this slot already stores.
-    `envelope`: a server's data about the request, such as its arrival time. No decision reads the envelope.
-    `thinking`: the limit for reasoning tokens. `outputs`: the first tokens in the answer, int32, which the
-    consumer already has. The engine continues after them. `adapter`: the LoRA adapter, or None for the base
-    model. `tenant`: a keyed hash of the API key, or "". Waiting requests from different tenants take turns.
-    `pooling`: what a prefill-only request returns; None for a request with an answer.
+    of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar`. A
+    `grammar` with empty kind and source stands for the slot's stored grammar. `envelope`: a server's data
+    about the request, such as its arrival time. Decisions ignore the envelope. `thinking`: the limit for
+    reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer already has. The engine
+    continues the answer after these tokens. `adapter`: the LoRA adapter, or None for the base model.
+    `tenant`: a keyed hash of the API key, or "". The scheduler serves waiting tenants by turns. `pooling`:
+    what a prefill-only request returns; None for a request with an answer.
     """
 
     request_id: str
@@ -166,8 +163,8 @@ class Cancelled(EventBase, frozen=True):
 
 
 class Failed(EventBase, frozen=True):
-    """Observation: the executor raised `error`. The oldest step in flight failed, or the open step if no step
-    is in flight. All later steps in flight failed too.
+    """Observation: the executor raised `error`. All steps in flight failed, or the open step if no step is in
+    flight.
     """
 
     error: str
@@ -177,8 +174,7 @@ class Finished(EventBase, frozen=True):
     """Decision: the request ended. `reason`: stop, length, repetition (the answer repeated itself), pooled
     (the result is a vector), abort, error, or rejected (the queue was full).
 
-    `detail`: a text for people. `code`: the error code if there is no complete answer; None after stop,
-    length, repetition and pooled.
+    `detail`: a text for people. `code`: the error code, or None after stop, length, repetition and pooled.
     """
 
     request_id: str
@@ -214,13 +210,11 @@ class Checkpoint(EventBase, frozen=True):
 
 
 class Recovered(EventBase, frozen=True):
-    """Observation: a new process continues the log after the previous process ended. The new process computes
-    the running requests again from their tokens.
-
-    `steps`: the numbers of the steps that were open or in flight. `mode`: the recovery mode in which the log
-    was read. `cuts`: (segment, offset, number of bytes) for each range that the repair left out. `lost`:
-    (request, reason) for requests that cannot continue. `fingerprints`, `engine_version`: the values for the
-    engine that continues the log.
+    """Observation: a new process continues the log after the previous process ended. Running requests are
+    prefilled again from their tokens. `steps`: the numbers of the steps that were open or in flight. `mode`:
+    the recovery mode in which the log was read. `cuts`: (segment, offset, number of bytes) for each byte
+    range that the repair left out. `lost`: (request, reason) for requests that cannot continue.
+    `fingerprints`, `engine_version`: the new engine's values, as in Started.
     """
 
     steps: tuple[int, ...] = ()
@@ -242,10 +236,9 @@ class Stalled(EventBase, frozen=True):
 
 
 class Noted(EventBase, frozen=True):
-    """Observation in a log that records another engine's scheduler: a call that no other event describes.
-
-    `kind`: "pause", "encoder cache reset", "connector", or "incomplete" in the last record from a recorder
-    that stopped. `detail`: a text. The event does not affect the state.
+    """Observation in a log of another engine's scheduler: a call without an event type. `kind`: "pause",
+    "encoder cache reset", "connector", or "incomplete" if the recorder stopped here. `detail`: a text. The
+    event does not affect the state.
     """
 
     kind: str

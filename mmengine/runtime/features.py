@@ -1,4 +1,4 @@
-"""Encodes pixels, keeps the encoder outputs (features) on the device, and puts them into a step's
+"""Encodes media, stores the encoder outputs (features) on the device, and writes them into a step's
 embeddings.
 """
 
@@ -27,13 +27,11 @@ class ExternalFeatures(Protocol):
 
 
 class FeatureStore:
-    """The features of media items, by encoder key.
-
-    A tensor [places, (1 + num_deepstack) * hidden_size] holds one embedding at each place. The first
-    hidden_size values of an embedding replace the placeholder in the model's input. The other values are
-    added after the first num_deepstack layers. The scheduler decides which features are kept, at most
-    `capacity` embeddings. The tensor grows by doubling, unless `hold_all` has allocated all places. Places of
-    dropped features are reused.
+    """The features of media items, by encoder key. A tensor [slots, (1 + num_deepstack) * hidden_size] stores
+    an embedding in each slot. An embedding's first hidden_size values replace the placeholder in the model's
+    input. The other values are added after the first num_deepstack layers. The scheduler decides which
+    features are stored, up to `capacity` embeddings. The tensor grows by doubling if `hold_all` was not
+    called. Slots of dropped features are reused.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -41,18 +39,16 @@ class FeatureStore:
         self._num_deepstack = num_deepstack
         self._capacity = capacity
         self._cache = torch.empty(0, 0)
-        self._places: dict[bytes, np.ndarray] = {}  # key -> places of the item's embeddings, int64
-        self._free = np.empty(0, np.int64)  # the first `_num_free` entries are unused places
+        self._places: dict[bytes, np.ndarray] = {}  # key -> slots of the item's embeddings, int64
+        self._free = np.empty(0, np.int64)  # the first `_num_free` elements are free slots
         self._num_free = 0
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate all places now. Raises ConfigError if the memory is too small.
-
-        On a GPU, the engine reserves exactly this memory. Growing the tensor later would need 50 % more
-        memory during the copy.
+        """Allocate the whole tensor now. Raises ConfigError if the memory is too small. A GPU engine reserves
+        exactly this memory. A growing tensor needs 50 % more memory during the copy.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -99,8 +95,8 @@ class FeatureStore:
         self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
-        """Make sure that there are free places for `features`. The store's tensor gets the dtype and the
-        device of `features`.
+        """Grow the tensor if there are too few free slots for `features`. The first features determine the
+        tensor's dtype and device.
         """
         num_places = len(self._cache)
         missing = len(features) - self._num_free
@@ -115,7 +111,7 @@ class FeatureStore:
         self._move_to(features.new_empty(size, features.shape[1]))
 
     def _move_to(self, cache: torch.Tensor) -> None:
-        """Copy all stored features to the larger tensor `cache`, which then replaces the old tensor."""
+        """Replace the tensor by the larger tensor `cache`, and copy the stored features."""
         num_places, size = len(self._cache), len(cache)
         if num_places:
             cache[:num_places] = self._cache
@@ -126,16 +122,14 @@ class FeatureStore:
         self._free, self._num_free = free, size - num_places + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write the embeddings of all spans into `embeds` [t, hidden_size], in place.
-
-        Returns the deepstack features [num_deepstack, t, hidden_size], with zeros at text tokens. Returns
-        None if there are no spans or the model has no deepstack. Raises ExecutorFailed if features are
-        missing.
+        """Write the features of all spans into `embeds` [t, hidden_size]. Returns the deepstack features
+        [num_deepstack, t, hidden_size], with zeros at text tokens, or None without spans or deepstack. Raises
+        ExecutorFailed if features are missing.
         """
         if not spans:
             return None
         hidden, count = self._hidden_size, sum(span.length for span in spans)
-        index = np.empty((2, count), np.int64)  # places of the embeddings, positions in the batch
+        index = np.empty((2, count), np.int64)  # slots of the embeddings, positions in the batch
         at = 0
         for span in spans:
             index[0, at : at + span.length] = self._places_of(span)
@@ -151,7 +145,7 @@ class FeatureStore:
         return deepstack.index_copy_(1, tokens, layers)
 
     def _places_of(self, span: MediaSpan) -> np.ndarray:
-        """Return the places that hold the embeddings of `span`."""
+        """Return the slots with the embeddings of `span`."""
         places = self._places.get(span.key)
         if places is None or span.item_start + span.length > len(places):
             raise ExecutorFailed(
@@ -177,14 +171,12 @@ def encode(
 ) -> None:
     """Encode `items` in a single packed call, and put their features into `store`.
 
-    `payloads`: media by request id. `graphs`: captured encoder graphs, which are used if the call fits a
-    captured size. `share`: a function that is applied to the features before they are stored. `alone`:
-    whether each item is encoded in a call of its own, so that its features do not depend on other items.
-    `last`: the features of the last item, if it was encoded in parts. `external`: a store that supplies the
-    features for some items, and receives all other features. `adapter`: the LoRA adapter for all items.
-
-    Raises ExecutorFailed if the media of an item are missing, or if the number of embeddings that the model
-    returns differs from the number of placeholders.
+    `payloads`: media by request id. `graphs`: captured encoder graphs, used if a captured size fits. `share`:
+    a function that is applied to the features before they are stored. `alone`: encode each item in a separate
+    call, for batch-invariant features. `last`: the last item's features, if the item was already encoded in
+    parts. `external`: a store that supplies some items' features, and receives all other features. `adapter`:
+    the LoRA adapter for all items. Raises ExecutorFailed if an item's pixels are missing, or if the model
+    returns a wrong number of embeddings.
     """
     if external is not None:
         items = _not_external(items, store, external, last)
@@ -223,9 +215,8 @@ def encode(
 def _not_external(
     items: Sequence[EncodeItem], store: FeatureStore, external: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Put into `store` the features that `external` has. Return the items that must still be encoded.
-
-    If `last` is given, the last item is always returned, because its features (`last`) are not stored yet.
+    """Copy features from `external` to `store`, and return the items without features in `external`. With
+    `last`, the last item is always returned, because its features are in `last`.
     """
     left = []
     for item in items:

@@ -1,4 +1,4 @@
-"""Free the last block of a preempted row twice if the block is not full."""
+"""A planted bug: a preempted row's last block is freed twice if the block is not full."""
 
 from mmengine.core.fold import evolve
 

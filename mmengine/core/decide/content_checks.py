@@ -35,7 +35,7 @@ def check_content(
 
 
 def _check_whole_prompt(num_tokens: int, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest if one step cannot compute the whole prompt or encode all its media."""
+    """Raise InvalidRequest if a single step cannot compute the whole prompt or encode all its media."""
     if num_tokens > (limit := _least(config, _CHUNK_LIMITS)):
         name = next(name for name in _CHUNK_LIMITS if getattr(config, name) == limit)
         raise InvalidRequest(
@@ -72,8 +72,8 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit. If prefill chunks must not split an
-    item or a run, its length is limited to the largest chunk.
+    """Raise InvalidRequest for an item that exceeds an encoder limit. If chunked prefill must not split an
+    item or its runs, their length must not exceed the largest chunk.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat
@@ -111,9 +111,8 @@ def _too_large(
 
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
-    """Check that the item's runs ascend, begin at `end` or later, do not overlap, and lie in the prompt.
-
-    Returns (end of the last run, total length of all runs).
+    """Check an item's runs, and return (end of the last run, total length). Runs must ascend without overlap,
+    from `end` to at most the prompt's end.
     """
     size = 0
     if not item.runs:

@@ -14,7 +14,7 @@ from mmengine.events import vocabulary as ev
 
 
 def expect_drafts(state: State, flight: Flight) -> None:
-    """Record a dispatched step's drafts, and give draft placeholders to each row that samples."""
+    """Record a dispatched step's drafts, and schedule draft placeholders for each row that samples."""
     if not state.config.num_draft_tokens:
         return
     flight.num_drafts = state.scheduled_drafts[flight.sampled].copy()
@@ -43,16 +43,18 @@ def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarr
 
 
 def await_stale(state: State, row: int, name: str, *, drops: bool) -> None:
-    """Record that a preempted request loses `row` while steps in flight compute the row.
-
-    `drops`: whether these steps' tokens are dropped, because the request's prefix is computed again."""
+    """Record that a preempted request loses `row` while steps in flight compute the row. `drops`: whether the
+    tokens from these steps are dropped.
+    """
     req_state = state.requests[name]
     was_dropping = any(dropping for other, dropping in state.stale.values() if other is req_state)
     state.stale[row] = (req_state, drops or was_dropping)
 
 
 def deliver_stale(state: State, flight: Flight, event: ev.Executed) -> None:
-    """Give preempted requests the tokens that this step sampled for them. Call this function after `land`."""
+    """Append this step's tokens to requests that were preempted after its dispatch. Must be called after
+    `land`.
+    """
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = np.ones(len(flight.sampled), np.int32)
     if event.counts is not None:

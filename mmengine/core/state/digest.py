@@ -1,8 +1,6 @@
-"""Computes a state's digest as a tree: a hash for each column, and a root hash over these hashes.
-
-A CHECKPOINT event contains the root, the first 4 bytes of each column's hash, and a 4-byte checksum over each
-live request's values. Two states are equal if their roots are equal. If the roots differ, the column
-hashes and checksums show which columns and requests differ.
+"""Computes a state's digest: a hash over the hashes of all columns. Two states are equal if their digests are
+equal. A CHECKPOINT event contains the digest, the first 4 bytes of each column's hash, and a 4-byte checksum
+for each live request. If two digests differ, these values show which columns and requests differ.
 """
 
 import hashlib
@@ -17,27 +15,26 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 SHOWN_BYTES = 4  # number of bytes of each column's hash in a checkpoint
-# Names of the columns in the order of a checkpoint. A change of this list requires a new SCHEMA_VERSION.
+# Names of the columns in a checkpoint, in order. A changed list requires a new SCHEMA_VERSION.
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
-# Names of further columns, in this order after COLUMN_NAMES.
+# Optional columns, in this order after COLUMN_NAMES.
 BLOCK_GROUPS = "block groups"  # for models with block groups
 STATE_SLOTS = "state slots"  # for models with recurrent states
 ADAPTERS = "adapters"  # for engines with adapters
 SESSIONS = "sessions"  # while any session is open
 TENANTS = "tenants"  # while several tenants have live requests
 _FACTS = 10  # number of values for each request in `_Sums.known`
-# Odd factors for the checksums, so that small differences do not cancel out. The checksums do not protect
-# against attacks.
+# Factors for the checksums. Odd factors keep small differences from cancelling out.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
 
 
 def state_digest(state: State) -> bytes:
-    """Return a 16-byte digest over all values that decisions read and all tokens so far."""
+    """Return a 16-byte digest of all tokens so far, and all other values that decisions read."""
     return checkpoint(state).digest
 
 
@@ -57,8 +54,8 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the names of the columns in which `logged` differs from this state, and (id, row or NO_ROW) for
-    each request that differs. If the numbers of live requests differ, the list of requests is empty.
+    """Return how `logged` differs from this state: the columns' names, and (id, row or NO_ROW) for each
+    request. If the states have different numbers of live requests, no requests are returned.
     """
     here = checkpoint(state)
     every = [
@@ -79,9 +76,7 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return the indices of the 4-byte checksums that differ. A checksum that is missing in `one` or in
-    `other` counts as different.
-    """
+    """Return the indices of the 4-byte checksums that differ or exist in only a single argument."""
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
     most = max(len(one), len(other)) // SHOWN_BYTES
@@ -100,11 +95,11 @@ class _Sums:
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())
-        # [column, running row]: the columns with a single value for each row
+        # [column, running row], for columns with a single value per row
         self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
-        self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values with variable length
+        self._own = [0] * len(self._requests)  # by request: a CRC-32 over values with variable length
         rows = np.array([each.row for each in self._requests], np.int64)
-        # row -> index of its request in `_requests`, or -1; the last entry is for requests without a row
+        # row -> index into `_requests`, or -1; the last element belongs to requests without a row
         of_row = np.full(state.config.num_rows + 1, -1, np.int64)
         of_row[rows] = np.arange(len(rows))
         self._places = of_row[state.running]  # index in `_requests` for each running row

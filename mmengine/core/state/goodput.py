@@ -1,25 +1,20 @@
-"""Chooses the drafters and each row's number of drafts, to produce the most tokens per time.
+"""Chooses the drafters and each row's number of drafts, to maximise goodput (accepted tokens per time). The
+name and the aim come from SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving Large Language
+Models Using Goodput", arXiv 2406.14066). SmartSpec predicts goodput from acceptance rates and a linear model
+of step times. This module measures goodput, and predicts only how many drafts a row accepts.
 
-The name and the aim come from goodput (accepted tokens per time) in SmartSpec (Liu et al., "Optimizing
-Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066). SmartSpec predicts
-goodput from acceptance rates and a linear model of step times. Here each draft level's goodput is measured.
-Only each row's number of drafts follows from predicted acceptance.
+All inputs are logged times and tokens, and all arithmetic uses integers. A replay therefore makes the same
+choices. A draft level says which drafters draft: none, all, or all except the last ones. Goodput is measured
+per level and per bucket (a range of batch sizes), over the last few steps (step_cost.py). The time in which
+drafters read prompts is included (prompt_cost.py). Within a level, a row drafts only tokens that are likely
+to be accepted. The estimated probability for draft j is p^j, with p per row and drafter.
 
-The arbiter (draft_arbiter.py) uses only the logged times and tokens, and only integers. A replay of the log
-therefore makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter
-drafts, all drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
-(step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, a row drafts
-only tokens that are likely to be accepted. The estimate for draft j is p^j, where p is estimated for each row
-and drafter.
-
-Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
-time. The trial is compared with the preceding steps without drafts. If a trial loses too much, it ends at
-once. The next trial waits until the loss is small compared with the time since the last trial
+A trial turns drafts on, to measure whether drafts save time compared with the preceding steps. A trial that
+loses too much time ends at once. The larger the loss, the longer the wait before the next trial
 (draft_trials.py). A loss also counts for larger batches, and a gain for smaller batches.
 
-A level change costs time, because a drafter that did not draft must first read the tokens that it
-missed. The level is therefore reviewed only when requests arrive and then every few steps. A shrinking batch
-keeps its level.
+A level change costs time, because a new drafter must first read the tokens so far. The level is therefore
+reviewed only when requests arrive, and every few steps. A shrinking batch keeps its level.
 """
 
 from collections.abc import Iterator
@@ -34,12 +29,12 @@ from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
 FEW = 8  # in batches of at most this many rows, all drafters draft until there are measurements
 AT_FIRST = 3  # number of steps between reviews while the goodput of drafts is unknown
-# Length of a rest, in steps. A rest measures steps without drafts. Its first step still verifies drafts.
+# Length in steps of a rest, a pause in drafting. The first step still verifies earlier drafts.
 REST = 8
 RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gain clearly, else OFTEN
-CLEARLY = ONE + ONE // 4  # with this goodput relative to no drafts, no other level is tried
+CLEARLY = ONE + ONE // 4  # relative goodput from which on no other level is tried
 LONGEST = 512  # maximum number of steps between reviews
-IN_VAIN = 8  # a trial ends if no row gets drafts in this many steps from its start
+IN_VAIN = 8  # a trial ends if no row gets drafts in its first IN_VAIN steps
 # A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
 MORE, STAYS = 16, 16
 
@@ -51,7 +46,7 @@ class Goodput(DraftArbiter):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
         self.level, self.turned_off_at = NO_DRAFTERS, -SETTLED
-        # The bucket in which steps without drafts are measured again before a trial.
+        # The bucket that measures steps without drafts again before a trial.
         self.retimed_bucket = NO_BUCKET
 
     def admit(self, row: int) -> None:
@@ -75,8 +70,8 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """Return the level for a step with `num_rows` rows. After arrivals, this is the best known level of
-        the bucket for this number of rows.
+        """Return the level for a step with `num_rows` rows. After arrivals, the level is the bucket's known
+        or presumed level.
         """
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
@@ -86,14 +81,14 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new, larger batch arrived. A rest then ends, because the drafters can read the new
-        prompts only now.
+        """Return whether the batch has more than doubled by arrivals. A rest then ends, because drafters can
+        read prompts only when requests arrive.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """Return the level for a bucket without measurements. This is the level of the next larger bucket in
-        which drafters draft. If there is no such bucket, all drafters draft in small batches only.
+        """Return the level for a bucket without measurements: the level of the next larger bucket with
+        drafts. Without a larger bucket, all drafters draft in small batches, and no drafter in large batches.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
         if larger:
@@ -155,9 +150,7 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much. If the batch has shrunk, the loss counts for its earlier, larger
-        bucket.
-        """
+        """End a trial that lost too much time. The loss counts for the bucket before the batch shrank."""
         if self.bucket == self.full_bucket:
             self.acceptance.count()
             self.costs.add_failure(self.bucket, self.level)
@@ -168,7 +161,7 @@ class Goodput(DraftArbiter):
         self.bucket = drained
 
     def _review(self, rows: np.ndarray, plain_ns: int) -> None:
-        """Review the draft level: begin a trial, begin a rest, or choose the best level."""
+        """Begin a trial, begin a rest, or choose the best level."""
         self._begin_review()
         if self.level == NO_DRAFTERS:
             self._try(plain_ns)
@@ -195,7 +188,7 @@ class Goodput(DraftArbiter):
         self.level = self.levels[self.bucket] = level
 
     def _try(self, plain_ns: int) -> None:
-        """Begin a trial of all drafters, if a trial is due and the time of steps without drafts is known."""
+        """Begin a trial with all drafters, if due. The time per step without drafts must be known."""
         self.until_review = SETTLED
         if self.steps - self.turned_off_at < SETTLED or self.bucket != self.full_bucket:
             return
@@ -227,7 +220,7 @@ class Goodput(DraftArbiter):
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Return whether the time of steps without drafts must be measured, for the first time or again."""
+        """Return whether steps without drafts must be measured, for the first time or again."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)
@@ -238,8 +231,8 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """Return the best level, or a level that must be tried because it has no measurements. A level must
-        be better than no drafts. Until the trial has proved a gain, the margin is 1/MORE.
+        """Return the level with the best goodput, or a level without measurements. Drafts must be better than
+        no drafts, by at least 1/MORE until a trial has proved a gain.
         """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):

@@ -1,4 +1,4 @@
-"""Reads a decoder layer's weights in a fixed order. Each kind of decoder passes functions that make its
+"""Reads a decoder layer's weights. The native decoder and the torch decoder pass functions that make their
 matrices.
 """
 
@@ -35,9 +35,8 @@ MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expe
 class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
-    `exact`: for matrices that must not be quantised. `gated`: for q, k and v in a gated decoder, whose stored
-    q_proj has a gate after each head. The function returns a layer whose rows are in the order of
-    `gates_behind`.
+    `exact`: for matrices that must not be quantised. `gated`: for the joined q, k and v in a decoder with
+    output gates, with rows in the order of `gates_behind`.
     """
 
     linear: Make[L]
@@ -56,9 +55,7 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """Read a layer. `adds_bias`: whether this rank adds the biases for layers whose outputs are summed over
-    all ranks.
-    """
+    """Return a layer's weights. `adds_bias`: whether this rank adds the biases of row-parallel layers."""
 
     def read(*names: str) -> Tensor:
         return weights.read(*(f"{layer_name(index)}.{name}" for name in names))
@@ -101,7 +98,7 @@ def read_layer(
 
 
 def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
-    """Read a delta net's weights. As in transformers, the decay is computed in float32 from A_log in the
+    """Return a delta net's weights. As in transformers, the decay is float32, computed from A_log in the
     model's dtype.
     """
     return DeltaWeights(
@@ -114,8 +111,8 @@ def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Ma
 
 
 def gates_behind(config: DecoderConfig) -> Tensor:
-    """Return row indices, int64 [rows], that move the gates to the end of the joined q, k and v. In the
-    stored order, q has a gate after each head.
+    """Return row indices, int64 [rows], that reorder the joined q, k and v so that all gates come last.
+    Checkpoints store a gate after each head of q.
     """
     heads, size = config.num_heads, config.head_dim
     q = torch.arange(2 * heads * size).view(heads, 2, size)
@@ -154,7 +151,7 @@ def _gate_up(whole: str) -> list[str]:
 
 
 def is_tied(config: DecoderConfig, weights: WeightReader) -> bool:
-    """Return whether the LM head uses the embedding's matrix. If the config is tied, a stored head is used
-    only if it differs from the embedding, as in transformers.
+    """Return whether the LM head uses the embedding's matrix. As in transformers, a stored head that differs
+    from the embedding is used even if the config is tied.
     """
     return HEAD not in weights or (config.tied and weights.same(HEAD, EMBEDDING))

@@ -1,4 +1,4 @@
-"""A connection, with or without TLS, to an address that was checked. Every wait ends at a deadline."""
+"""A connection to a checked address, with or without TLS. All waits end at a deadline."""
 
 import select
 import socket
@@ -49,10 +49,8 @@ class Connection:
         return found
 
     def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
-        """Call `call` again whenever the socket is ready, until the call succeeds, and return its result.
-
-        `what`: the event for which a plain socket waits. A TLS socket raises an exception that names the
-        event.
+        """Repeat `call` until it succeeds, and return its result. Between calls, wait until the socket is
+        ready. `what`: the poll event for a plain socket. A TLS socket names the event in its exception.
         """
         while True:
             self._deadline.check()

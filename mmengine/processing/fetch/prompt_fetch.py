@@ -1,4 +1,4 @@
-"""The fetches of one prompt, and their results."""
+"""A prompt's media fetches and their results."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
 URL_HEADS = ("http://", "https://")
-_POLL_S = 0.1  # Seconds between two checks whether a waiting prompt was given up.
+_POLL_S = 0.1  # Interval in s for checks whether the prompt was cancelled.
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the host whose fetch limit counts this fetch; "" for a file."""
+    """A URL or file to fetch. `host`: the URL's host, which has a limit on fetches; "" for a file."""
 
     name: str
     fetching: "PromptFetch"
@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
 
 
 class PromptFetch:
-    """The fetches of one prompt, created by MediaFetcher.begin. The fetches end when all are complete, when
-    one is refused, or when the prompt is given up.
+    """A prompt's fetches, created by MediaFetcher.begin. They end when all are complete, after the first
+    refusal, or when the prompt is cancelled.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PromptFetch:
         self._given_up = False
         self.found: dict[str, bytes] = {}  # URL or path -> bytes.
         self.error: tuple[str, Exception] | None = None  # The first error: (the item's name, exception).
-        # Bytes that the fetches hold or reserve. MediaFetcher adds the reservations.
+        # Received and reserved bytes. MediaFetcher makes the reservations.
         self.num_bytes = 0
         self.num_running = 0  # Number of running fetches, counted by MediaFetcher.
 
@@ -55,7 +55,7 @@ class PromptFetch:
         return self._given_up or self.error is not None or self._is_over()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count received bytes. Raises FetchRefused if all media of the prompt together are too large."""
+        """Count received bytes. Raises FetchRefused if the prompt's media are too large in total."""
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:
@@ -85,7 +85,7 @@ class PromptFetch:
         self._done(self)
 
     def wait(self) -> None:
-        """Wait until the fetches have ended. Raises AttemptOver if the prompt was given up."""
+        """Wait until the fetches have ended. Raises AttemptOver if the prompt was cancelled."""
         while not self._ended.wait(_POLL_S):
             if self._given_up or self._is_over():
                 raise AttemptOver(GIVEN_UP)

@@ -1,4 +1,4 @@
-"""Parses URLs strictly: refuses ambiguous URLs, which two parsers could read differently."""
+"""Parses URLs, and refuses ambiguous URLs that another parser could read differently."""
 
 import ipaddress
 import re
@@ -22,8 +22,8 @@ _KEPT = "!#$%&'()*+,/:;=?@[]~"  # Characters that stay unescaped in a path and a
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A checked URL. `host`: lower-case ASCII, without a final dot. `literal`: the address if the host is
-    written as an address, else None. `target`: path and query for the request line.
+    """A checked URL. `host`: lower-case ASCII, without a final dot. `literal`: the host's IP address if the
+    URL contains an address, else None. `target`: path and query for the request line.
     """
 
     scheme: str

@@ -1,22 +1,21 @@
 """Recognises image and video files by their first bytes, and checks the image sizes in these bytes.
 
-A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
-(`processing/workers`). This module checks only the formats for which a library would allocate memory before
-it reports the image's size.
+Only formats for which a library allocates memory before it reports the size are checked here. The decoder
+handles all other damaged files, in a process with limits on memory and time (`processing/workers`).
 """
 
 import struct
 from typing import BinaryIO
 
 MAX_DECODED_PIXELS = 64 * 2**20
-MAX_RUN_PIXELS = 2**22  # Limit for run-length coded BMPs, which Pillow decodes slowly, in Python.
+MAX_RUN_PIXELS = 2**22  # Limit for run-length coded BMPs: Pillow decodes them in slow Python code.
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot", b"uuid", b"junk")
 
 
 class FormatError(ValueError):
-    """Raised for a refused file. The error text continues a sentence that begins with the file's name."""
+    """A refused file. The error's text continues a sentence that begins with the file's name."""
 
 
 def image_format(data: bytes) -> str | None:
@@ -62,9 +61,8 @@ def _check_bmp(data: bytes) -> None:
 
 
 def container_format(file: BinaryIO) -> str | None:
-    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not identify the format.
-
-    Leaves the position of the file after the bytes that were read.
+    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes identify no format. The
+    file's position changes.
     """
     file.seek(0)
     head = file.read(12)

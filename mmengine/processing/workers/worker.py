@@ -1,8 +1,8 @@
 """A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-`process.py` starts this process and passes it a socket to the engine. The process decodes one item after
-another, within limits on memory and processor time, so that a hostile item can harm only this process. The
-process ends when the engine closes the socket.
+`process.py` starts this process and passes it a socket to the engine. The process has limits on memory and
+processor time. A hostile item can therefore harm only this process. The process ends when the engine closes
+the socket.
 """
 
 import importlib
@@ -32,8 +32,8 @@ from mmengine.processing.workers.messages import (
 )
 
 MAX_FILES = 64  # Maximum number of open descriptors.
-# While the model uses all cores, a decoder with this niceness gets a quarter of a core. With niceness 19 it
-# would get a fiftieth, and an image would take seconds, but the time between tokens would not improve.
+# While the model uses all cores, a decoder with this niceness gets a quarter of a core. With niceness 19, a
+# decoder gets a fiftieth of a core, and the time between tokens is no better.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000  # Maximum length of a decoder's error text.
 
@@ -64,8 +64,8 @@ def _step_back() -> None:
 
 
 def _limit(hello: Hello) -> None:
-    """Limit three resources: the private memory (without the memory of the imports), the size of written
-    files, and the number of descriptors. Forbid core files.
+    """Limit the private memory (besides imported modules), the size of written files, and the number of
+    descriptors. Forbid core files.
     """
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -82,10 +82,8 @@ def _set_limit(which: int, value: int) -> None:
 
 
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
-    """Decode an item, and send the result or the refusal.
-
-    Returns whether this process can take another job. The result is False after an item that exhausted the
-    memory, because the heap may be fragmented.
+    """Decode an item, and send the result or the refusal. Returns whether this process can take another job.
+    After an item that exhausted the memory, it cannot, because the heap may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:
@@ -101,7 +99,7 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit the processor time from now on, because a killed engine cannot end this process."""
+    """Limit the processor time from now on. The limit also ends the process after its engine was killed."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
@@ -131,8 +129,8 @@ def _refusal(error: BaseException) -> Refused:
 
 
 def _for_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out. The error's context is searched too, because parsers replace a library's
-    error by an error about a damaged file.
+    """Return whether memory ran out, according to the error or its context. Parsers may replace a MemoryError
+    by an error about a damaged file.
     """
     while error is not None:
         if isinstance(error, MemoryError):

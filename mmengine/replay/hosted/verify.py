@@ -1,5 +1,5 @@
-"""Verifies a recorded log: derives the host's decisions again, and compares the outcome of each scheduling
-call.
+"""Verifies a log recorded from a host's scheduler (vLLM's): derives each scheduling call's decisions again,
+and compares them with the log.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from mmengine.replay.hosted.outcome import CALL_EVENTS, Outcome, RecordedRows, f
 from mmengine.replay.tape import INVARIANT, RECENT, Diverged
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-# The largest value that `max_waiting` can have. vLLM has no limit for waiting requests.
+# The maximum for `max_waiting`, because vLLM does not limit the number of waiting requests.
 MAX_WAITING = 2**20
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
 PROGRESS = "progress"  # Name of an invariant: a call schedules something if it can.
@@ -36,11 +36,10 @@ def verify_hosted(
     rules: HostRules | None = None,
     own: str = "",
 ) -> VerifyReport:
-    """Return the report on a log whose decisions a host made.
-
-    `rules`: replaces the rules of the host's version. `own`: the host's own scheduler that derives the
-    decisions (see `own_scheduler`), or "" for this build's rules. Raises CorruptLog if records contradict
-    each other, and LogError if the host's own scheduler is not available.
+    """Return the verification report for a log with a host's decisions. `rules`: used in place of the rules
+    for the host's version. `own`: the host's own scheduler to derive the decisions (see `own_scheduler`), or
+    "" for this build's rules. Raises CorruptLog for contradictory records, and LogError if the host's own
+    scheduler is not available.
     """
     rules = rules or (own_rules(own, log.started) if own else rules_for(log.started))
     engine: HostEngine | None = None
@@ -73,7 +72,7 @@ def verify_hosted(
 
 
 class RecordSource(Protocol):
-    """Supplies the first state, applies records, and converts an error to a CorruptLog that names the record.
+    """Supplies the first state and applies records. Errors become a CorruptLog that names the record.
     CheckedLog implements this protocol.
     """
 
@@ -89,9 +88,8 @@ class RecordSource(Protocol):
 
 
 class HostedVerifier:
-    """Passes the records of a log to a derived engine, and compares the engine's decisions with the log's.
-
-    `engine`: if None, the records are only applied to a state. `report` receives the counts.
+    """Passes a log's records to an engine that derives the decisions, and compares the decisions with the
+    log. `engine`: if None, the records are only applied to a state. `report` receives the counts.
     """
 
     def __init__(
@@ -137,9 +135,9 @@ class HostedVerifier:
             raise self._log.contradiction(record, error) from error
 
     def finish(self) -> None:
-        """Compare the last call, and store in the report which requests the rules would schedule next. A
-        killed host may not have written its last FINISHED and PREEMPTED records, so their absence is not
-        reported. Raises Diverged if requests are left but none can be scheduled.
+        """Compare the last call, and store in the report which requests the rules would schedule next.
+        Missing FINISHED and PREEMPTED records at the end are no error, because a killed host may not have
+        written them. Raises Diverged if requests are left but none can be scheduled.
         """
         self._compare_call()
         engine = self._engine
@@ -177,7 +175,7 @@ class HostedVerifier:
                 engine.observe(event)
 
     def _is_expected_end(self, event: ev.Event) -> bool:
-        """Return whether PREEMPTED follows from a cache reset rather than from a scheduling call."""
+        """Return whether `event` is a PREEMPTED after a cache reset, outside of a scheduling call."""
         if self._engine is None or not self._engine.ends or not isinstance(event, ev.Preempted):
             return False
         return isinstance(self._engine.ends[0], ev.Preempted)
@@ -252,9 +250,7 @@ class HostedVerifier:
 
 
 def _continues(before: ev.Event, event: ev.Event) -> bool:
-    """Return whether `event` belongs to the scheduling call of `before`, which is the event directly before
-    it.
-    """
+    """Return whether `event` belongs to the same scheduling call as the preceding event `before`."""
     first, second = (_CALL_ORDER.get(type(each), _CALL_ORDER[ev.Admitted]) for each in (before, event))
     return second > first or (second == first and second in (0, 3))
 

@@ -1,8 +1,8 @@
 """The messages that carry KV events, in vLLM's format, which Dynamo and llm-d read.
 
-A batch is a msgpack array [ts, events, rank], and an event is a map with a `type`. A field without a default
-is always present. A field with a default is present only if its value differs from the default. Hashes are
-64-bit integers. Source of the format: vLLM 0.33, vllm/distributed/kv_events.py.
+A batch is a msgpack array [ts, events, rank], and an event is a map with a `type`. A field is left out if its
+value equals the default. Hashes are 64-bit integers. Source of the format: vLLM 0.33,
+vllm/distributed/kv_events.py.
 """
 
 from typing import TypeAlias
@@ -10,10 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 DEVICE = "GPU"  # The storage tier of blocks that a step can read, also on a CPU.
-# Maximum number of blocks in a BlockStored event, because a consumer reads an event as a whole.
+# Maximum number of blocks in a BlockStored event. Consumers decode an event as a whole.
 MAX_EVENT_BLOCKS = 4096
-# A block's properties besides its tokens: an adapter's name, (media id, the item's start relative to the
-# block's start), and SALT followed by a tenant's salt.
+# Further inputs to a block's hash: an adapter's name, (media id, the item's start relative to the block's
+# start), and SALT followed by a cache salt.
 ExtraKeys: TypeAlias = list[tuple[str, int] | str]
 SALT = "dynamo-cache-salt:"
 
@@ -21,15 +21,15 @@ SALT = "dynamo-cache-salt:"
 def media_id_of(mm_hash: bytes) -> str:
     """Return the name of an image or video: 64 hex digits, as in vLLM.
 
-    Only the first 16 digits carry information. Dynamo's router matches an id only if all other digits are
-    zero (ai-dynamo-runtime 1.6, kv-router/zmq_wire/extra_keys.rs).
+    The last 48 digits are zero. Dynamo's router requires these zeros (ai-dynamo-runtime 1.6,
+    kv-router/zmq_wire/extra_keys.rs).
     """
     return mm_hash[:8].hex() + "0" * 48
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Announces that a chain of blocks can be hit from now on. The first block of the chain follows
-    `parent_block_hash`.
+    """Announces blocks that can be prefix cache hits from now on. Each block follows the preceding block, and
+    the first block follows `parent_block_hash`.
     """
 
     block_hashes: list[int]
@@ -57,9 +57,7 @@ KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True):
-    """A batch of events. `ts`: seconds since 1970. `data_parallel_rank` is always 0, because mmengine does
-    not number its engines.
-    """
+    """A batch of events. `ts`: seconds since 1970. `data_parallel_rank` is always 0."""
 
     ts: float
     events: list[KVEvent]

@@ -1,6 +1,4 @@
-"""Reads envelopes, which a server stores with requests: the name of the API, and the ids that the client
-knows.
-"""
+"""Reads envelopes (server data in a log's requests): the API's name, and the ids that the client knows."""
 
 import re
 
@@ -21,15 +19,14 @@ class _Ids(msgspec.Struct):
     traceparent: str = ""
 
 
-# Prefixes of the ids of answers, by API (server/chat/answer_ids.py).
+# Prefixes for answer ids, by API (server/chat/answer_ids.py).
 _PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "responses": "resp_", "messages": "msg_"}
 OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server puts the hash of the API key before a request's id.
 
 
 def api_name(envelope: bytes) -> str:
-    """Return the name of the API that the client called, such as "chat".
-
-    Returns "" if there is no envelope, and `UNKNOWN` if the envelope has no name.
+    """Return the name of the API that the client called, such as "chat". The name is "" without an envelope,
+    and `UNKNOWN` if the envelope has no name.
     """
     if not envelope:
         return ""
@@ -40,9 +37,8 @@ def api_name(envelope: bytes) -> str:
 
 
 def client_ids(request_id: str, envelope: bytes) -> tuple[str, ...]:
-    """Return the ids by which a client may know a request: the answer's id, the custom_id of a batch line,
-    the Idempotency-Key, and the trace id. Returns () if there is no envelope, or if the envelope cannot be
-    decoded.
+    """Return a request's ids that its client may know: the answer's id, the custom_id of a batch line, the
+    Idempotency-Key, and the trace id. Without a valid envelope, there are none.
     """
     if not envelope:
         return ()

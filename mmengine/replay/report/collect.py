@@ -1,8 +1,7 @@
-"""Collects the data for a log's HTML report, as columns with an entry per step and a lane per request.
-
-A lane is a request's sequence of segments. A segment contains the request's state from a step on and, if the
-request waits, the reason. A row (a running request) computes a single token in a step, unless `chunks`
-contains another number.
+"""Collects the data for a log's HTML report: columns with a value per step, and a lane per request. A lane is
+a request's sequence of segments. A segment contains the request's state from a step on, with a reason if the
+request waits. A running request computes a single token per step by default; `chunks` contains all other
+numbers.
 """
 
 import heapq
@@ -24,13 +23,13 @@ from mmengine.replay.queries.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, R
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
 
-# The states of a lane. In the last state, the request has a row but is not in the step.
+# A lane's states. PASSED_OVER: the request has a row, but was not scheduled in the step.
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
 MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments are left out.
-# Reasons that apply to all waiting requests in a step, and are stored once per step.
+# Reasons that apply to all waiting requests in a step. Stored only once per step.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-# Number of steps between two checks of the reasons, if no event could have changed them.
+# Maximum number of steps between two checks of the reasons.
 REASONS_EVERY = 16
 
 _BY_STEP = (
@@ -41,8 +40,8 @@ _BY_STEP = (
 
 
 class Lanes:
-    """The requests in arrival order, and their segments. The column `end` contains the step in which the
-    request ended, or -1 if the log does not contain the end.
+    """The requests in arrival order, and their segments. Column `end`: the step in which a request ended, or
+    -1.
     """
 
     def __init__(self) -> None:
@@ -58,9 +57,7 @@ class Lanes:
         self._last: list[tuple[int, int, int]] = []
 
     def arrive(self, name: str, num_prompt: int, media: tuple[int, int], step: int) -> int:
-        """Add a request and return its lane. `media`: the numbers of its media items and of their
-        embeddings.
-        """
+        """Add a request and return its lane. `media`: (number of media items, number of embeddings)."""
         lane = self.by_id[name] = len(self.ids)
         self.ids.append(name)
         self.ends.append("")
@@ -92,11 +89,9 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log, and collects the data for its report.
-
-    `reasons`: the kinds of reasons. Segments and steps refer to a reason by its index, counted from 1. A
-    waiting segment with index 0 has its step's common reason. `state`: the state to start with (default: the
-    log's first state).
+    """Reads a log, and collects the data for its report. `reasons`: all reasons that occur. Segments and
+    steps contain a reason's index, counted from 1. Index 0 in a waiting segment stands for the step's common
+    reason. `state`: the initial state (default: the log's first state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -146,7 +141,7 @@ class Collector:
 
     @property
     def num_done(self) -> int:
-        """The number of steps that can no longer change: the steps before the first step in flight."""
+        """The number of steps before the first step in flight. Their data is final."""
         flying = [place for place in self._in_flight if place >= 0]
         return min(flying, default=len(self.steps["rows"]))
 
@@ -198,7 +193,7 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record the open step's reasons. If nothing has changed, keep the previous step's reasons."""
+        """Record why requests wait in the open step. If nothing has changed, keep the previous reasons."""
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
         everyone = len(state.running) == len(state.last_rows)
@@ -293,8 +288,8 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted. A row's last new token is sampled, and its other new
-    tokens are accepted drafts.
+    """Return the number of drafts that a step accepted. A row's new tokens are accepted drafts, except for
+    the last token.
     """
     if counts is None:
         return 0
@@ -303,8 +298,7 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the line (int32) on which each lane is drawn: the first free line when the lane starts.
-
+    """Return the line number (int32) for each lane's drawing: the first free line at the lane's start.
     `start`, `end`: steps. The lanes are ordered by start.
     """
     slots = np.zeros(len(start), np.int32)

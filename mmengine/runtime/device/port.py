@@ -1,9 +1,9 @@
 """The interface for devices: memory, events, streams, captured graphs and ranks.
 
-A third-party device is an entry point in the group `mmengine.devices`. The entry point's name is the kind of
-the device, such as "npu". The entry point loads a class that implements Device. Tensors on the device must be
-torch tensors. If the device's `torch_device` is a CPU, sampling and attention use their CPU code. For other
-devices, the runtime copies host arrays asynchronously, through pinned memory.
+A third-party device registers a class that implements Device as an entry point in the group
+`mmengine.devices`. The entry point's name is the device's kind, such as "npu". Tensors on the device must be
+torch tensors. If `torch_device` is a CPU, sampling and attention use their CPU code. To other devices, the
+runtime copies host arrays asynchronously, through pinned memory.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Event(Protocol):
     """An event in a device's queue of work, like torch.cuda.Event."""
 
     def record(self) -> None:
-        """Record the event after all work that was launched so far on the current device's current stream."""
+        """Record the event on the current device's current stream."""
 
     def query(self) -> bool:
         """Return whether the work before the event is done."""
@@ -41,7 +41,7 @@ class CopyStream(Protocol):
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
         """Run `copies` after the computation that was launched so far.
 
-        The copies read or write `staged`, which is kept until they have run.
+        The stream keeps `staged`, the copies' buffer, until the copies have run.
         """
 
     def join(self) -> None:
@@ -77,7 +77,7 @@ class Device(Protocol):
     """
 
     kind: str
-    """The name of the entry point, which is also the name that users type (before ":N")."""
+    """The entry point's name. Users select a device as `kind` or "kind:N"."""
 
     name: str
     """`kind`, or "kind:N" if a number was given."""
@@ -102,11 +102,11 @@ class Device(Protocol):
     """The backends that attention "auto" tries, in order. If none works, torch's backend is used."""
 
     invariant_attention: str
-    """The attention backend whose results can be independent of the batch, bit by bit."""
+    """The attention backend for batch-invariant results."""
 
     embedded_dtype: str
-    """The name of the dtype that "auto" selects for the embedded checkpoint. mmengine.build selects the dtype
-    for other checkpoints.
+    """The dtype that "auto" selects for the embedded checkpoint, by name. For other checkpoints,
+    mmengine.build selects the dtype.
     """
 
     @classmethod
@@ -119,8 +119,8 @@ class Device(Protocol):
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """Return why device `index` of this kind cannot be used, and how to solve the problem. None: the
-        device can be used.
+        """Return why device `index` of this kind cannot be used, and the remedy. None if the device can be
+        used.
         """
 
     @classmethod
@@ -133,18 +133,15 @@ class Device(Protocol):
         """Return the device for rank `rank` among `size` in a sharded model. Raises ConfigError."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context in which this device is the thread's current device. Kernels outside of torch are
-        launched on the current device.
+        """Return a context in which this device is the thread's current device. Custom kernels are launched
+        on the current device.
         """
 
     def set_current(self) -> None:
         """Make this device the thread's current device from now on."""
 
     def answers(self) -> bool:
-        """Return whether the device still computes. This method is called after an error.
-
-        If the result is False, the process must be restarted.
-        """
+        """Return whether the device still computes after an error. If not, the process must be restarted."""
 
     def compute_capability(self) -> tuple[int, int] | None:
         """Return the CUDA compute capability, or None if this is no CUDA GPU."""
@@ -184,4 +181,4 @@ class Device(Protocol):
         """
 
     def abort_group(self, group: Any) -> None:
-        """End all launched work that waits for a rank whose process is gone."""
+        """End launched work that waits for a rank without a process."""

@@ -22,7 +22,7 @@ class FetchedFeatures:
         self._bytes = 0
 
     def name(self, key: bytes) -> bytes:
-        """Return the 16-byte name of an encoder key's features in the block store."""
+        """Return the features' 16-byte name in the block store."""
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
@@ -36,7 +36,9 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Keep a verified sealed value until `forget` was called for each request that needs the value."""
+        """Store features (a verified, sealed value) until all requests that need them have called
+        `forget`.
+        """
         with self._lock:
             if key not in self._came:
                 self._came[key] = value[SEAL_BYTES:].view(self._dtype).view(-1, self._width)

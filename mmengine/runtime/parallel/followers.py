@@ -20,10 +20,8 @@ END_S = 2.0
 
 
 class Followers:
-    """The processes for rank 1 and later ranks.
-
-    A process ends when its channel closes or when this process ends. A rank that does not read a message
-    within `timeout_s` counts as gone.
+    """The processes of all ranks except rank 0. They end when their channel closes or when this process ends.
+    A rank is lost if it does not read a message within `timeout_s`.
     """
 
     def __init__(self, size: int, timeout_s: float) -> None:
@@ -75,17 +73,14 @@ class Followers:
                 channel.send(MessageKind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each rank has sent another READY.
-
-        Raises ConfigError if a rank ends, sends an error, or is not ready within `timeout_s`.
+        """Wait until each rank has sent READY. Raises ConfigError if a rank ends, sends an error, or exceeds
+        `timeout_s`.
         """
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Receive a word from each rank. Return whether all words equal `word`, which must not be empty, and
-        send the result to the ranks.
-
-        Raises ConfigError as `await_ready` does.
+        """Return whether each rank sends the same nonempty `word`, and send the result to the ranks. Raises
+        the same errors as `await_ready`.
         """
         agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
@@ -113,10 +108,8 @@ class Followers:
 
     def step(self, frames: bytes) -> None:
         """Send `frames` (log records) to all ranks, which then compute the step. Raises ExecutorLost if a
-        rank is gone.
-
-        Errors that ranks report are left to `check`, because rank 0 must compute the step even if another
-        rank failed.
+        rank is lost. `check` raises the errors that ranks report. Rank 0 must compute the step even if
+        another rank failed.
         """
         if not self._lost:
             for channel in self._channels:
@@ -129,7 +122,9 @@ class Followers:
             raise ExecutorLost(self._lost)
 
     def check(self) -> None:
-        """Raise ExecutorFailed if ranks have reported errors in steps, or ExecutorLost if a rank is gone."""
+        """Raise ExecutorFailed if a rank has reported an error in a step, or ExecutorLost if a rank is
+        lost.
+        """
         reports = self._read_reports(0.0)
         if self._lost:
             raise ExecutorLost(self._lost)
@@ -137,16 +132,14 @@ class Followers:
             raise ExecutorFailed("; ".join(reports))
 
     def mark_lost(self, reason: str) -> None:
-        """Mark all ranks as permanently out of step. From now on `check` raises ExecutorLost."""
+        """Make `check` raise ExecutorLost from now on, because the ranks' states may differ."""
         reports = self._read_reports(LAST_WORDS_S)
         out_of_step = f"the ranks lost contact ({reason}); start the engine again"
         self._lost = self._lost or "; ".join([*reports, out_of_step])
 
     def _read_reports(self, wait_s: float) -> list[str]:
-        """Return the errors that ranks have reported.
-
-        If a rank has sent ENDS or is gone, all ranks are marked as lost. `wait_s`: maximum time to wait for
-        each message.
+        """Return the errors that ranks have reported. After ENDS from a rank or a closed channel, all ranks
+        are lost. `wait_s`: maximum time to wait for each message.
         """
         reports: list[str] = []
         if self._lost:

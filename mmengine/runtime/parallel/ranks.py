@@ -16,14 +16,14 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-# Timeout of exchanges if step_timeout_s is 0. Messages have at least this timeout, because a snapshot may be
-# large.
+# Timeout for exchanges between ranks if step_timeout_s is 0. Also the minimum timeout for messages, because
+# snapshots may be large.
 EXCHANGE_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)
 class Ranks:
-    """All ranks of one engine, as seen from rank 0."""
+    """An engine's ranks, as seen from rank 0."""
 
     group: StepGroup
     followers: Followers
@@ -41,9 +41,8 @@ class Ranks:
         step_timeout_s: int,
         num_threads: int,
     ) -> "Ranks":
-        """Start the other ranks, which read their weights while this rank reads its own weights.
-
-        Raises ConfigError if there are too few devices or a process cannot be started.
+        """Start the other ranks, so that all ranks read their weights at the same time. Raises ConfigError if
+        there are too few devices, or if a process cannot be started.
         """
         devices = [placement.device.of_rank(rank, size) for rank in range(size)]
         dtype, attention = name_of(placement.dtype), placement.attention
@@ -63,10 +62,9 @@ class Ranks:
         return self.group.shard()
 
     def meet(self) -> None:
-        """Wait until all ranks have their weights, and connect the ranks. Call this method when rank 0 has
-        its weights.
-
-        Raises ConfigError if a rank fails, or GroupLost if the ranks cannot connect.
+        """Wait until all ranks have loaded their weights, and connect the ranks. Rank 0 must have loaded its
+        weights before this call. Raises ConfigError if a rank fails, or GroupLost if the ranks cannot
+        connect.
         """
         self.followers.await_ready(LOAD_TIMEOUT_S)
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
@@ -78,10 +76,8 @@ class Ranks:
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Send the state of `core` to the other ranks, and capture steps. `core` must not have run a step
-        yet.
-
-        The other ranks allocate their memory before the capture. Raises ConfigError if a rank fails.
+        """Send the state of `core`, before its first step, to the other ranks, and capture steps. The other
+        ranks allocate their memory before the capture. Raises ConfigError if a rank fails.
         """
         assert self._executor is not None  # the engine was built with the result of `executor`
         self._executor.frames = core.sink = Tee(core.sink)

@@ -13,17 +13,16 @@ from mmengine.token_confidence import TokenConfidence, pairs_of
 
 Pairs = list[tuple[int, float]]
 TokenEntries = tuple[tuple[int, Pairs], ...]
-LEAST_LOGPROB = -14.0  # tokens with a probability below 8e-7 are left out of a confidence
+LEAST_LOGPROB = -14.0  # a confidence leaves out less likely tokens (p < 8e-7)
 
 
 def token_entries(
     sampled: SampledTokens, batch: SampleRows, token_ids: np.ndarray, places: np.ndarray
 ) -> TokenEntries:
-    """Return (row, pairs) for each position with logprobs or a confidence.
-
-    `places` [p]: the position's row, or NO_PLACE; positions with NO_PLACE are left out. `pairs`: if the row
-    wants logprobs, (token id, logprob) for the chosen token and then for the likeliest tokens in descending
-    order. The chosen token may appear again. The pairs of a confidence follow (token_confidence.py).
+    """Return (row, pairs) for each sampled position with logprobs or a confidence. `places` [p]: each
+    position's row; positions with NO_PLACE are left out. `pairs`: (token id, logprob) for the chosen token,
+    then for the likeliest tokens, if the row has logprobs. The chosen token may appear again. The
+    confidence's pairs follow (token_confidence.py).
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

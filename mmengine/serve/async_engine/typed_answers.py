@@ -64,16 +64,15 @@ class AsyncChatStream:
             self._chunks += self._answer.take(output)
 
     async def get_final_completion(self) -> ChatCompletion:
-        """Wait for the answer's end and return the same completion as `chat`.
-
-        Raises RequestFailed if the stream was closed before its end.
+        """Wait for the complete answer, and return the same completion as `chat`. Raises RequestFailed if the
+        stream was closed before its end.
         """
         async for _ in self:
             pass
         return final_completion(self._answer)
 
     async def aclose(self) -> None:
-        """Cancel a running request. The iterator yields no further chunk."""
+        """Cancel a running request and end the iterator."""
         self._chunks.clear()
         await self._stream.aclose()
 

@@ -11,12 +11,12 @@ from mmengine.errors import InvalidRequest
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PDF = ".pdf"
-# A folder with this file is an extraction's work folder, which is not searched for documents.
+# Marks an extraction's work folder, which is not searched for documents.
 MANIFEST = "extract.json"
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document. `name`: the path as the caller gave it, which is also the name in the table."""
+    """A document. `name`: the caller's path, which also names the document in the table."""
 
     name: str
     size: int = 0
@@ -33,10 +33,9 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def find_documents(paths: Iterable[Path], max_bytes: int) -> list[Document]:
-    """Return the documents in `paths`, each file once. The files in a folder are sorted by name.
-
-    A file that cannot be used has an `error`. Raises InvalidRequest for a missing path, and if `paths`
-    contain no document.
+    """Return the documents in `paths`, without duplicates. A folder's files are sorted by name. A file that
+    cannot be used has an `error`. Raises InvalidRequest for a missing path, and if `paths` contain no
+    document.
     """
     given = list(paths)
     found: dict[str, Document] = {}

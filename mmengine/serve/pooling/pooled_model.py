@@ -1,9 +1,9 @@
 """Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder. Also
 checks whether a model supports a task.
 
-sentence-transformers defines the files: `modules.json`, a folder for each module, and
-`config_sentence_transformers.json` with the prompts. The files are untrusted, so their sizes are limited, and
-no code in them is run.
+The files have sentence-transformers' format: `modules.json`, a folder for each module, and
+`config_sentence_transformers.json` with the prompts. The files are untrusted: their sizes are limited, and
+their code is not run.
 """
 
 import json
@@ -34,9 +34,9 @@ class PooledModel:
     """A model's task, and its settings for pooled requests, which return a vector.
 
     `has_media`: whether prompts are chat messages, which may contain images, rather than texts. `normalizes`:
-    whether vectors are scaled to length 1 by default. `prompts`: texts that can be put before an input, by
-    name. `default_prompt`: the prompt name for calls that give no name. `tokens`: one or two token ids whose
-    logits give a reranker's score; the first token means "relevant".
+    whether vectors are scaled to length 1 by default. `prompts`: prefixes for inputs, by name.
+    `default_prompt`: the name of the prefix for calls without a prompt name. `tokens`: token ids whose logits
+    give a reranker's score: "relevant", and optionally "not relevant".
     """
 
     task: Task = "chat"
@@ -87,9 +87,8 @@ def read_pooled_model(
     folder: Path, tokenizer: Tokenizer, *, has_media: bool, task: Literal[Task, "auto"] = "auto"
 ) -> PooledModel:
     """Return the PooledModel for the model in `folder`. With `task="auto"`, the files determine the task.
-
-    Raises ModelError for a damaged file, for any pooling except last-token pooling, and for a reranker whose
-    tokenizer splits "yes" or "no" into several tokens.
+    Raises ModelError for damaged files, and for any pooling except last-token pooling. A reranker's "yes" and
+    "no" must be single tokens; otherwise ModelError is raised.
     """
     modules = _modules(folder)
     found = _task_of(folder, modules) if task == "auto" else task
@@ -126,8 +125,8 @@ def _task_of(folder: Path, modules: list[tuple[str, str]]) -> Task:
         return "rerank"
     if "Pooling" in kinds:
         return "embed"
-    # Rerankers from before 2026 can only be recognized by name. In a hub cache, the path's last three parts
-    # are the model's name, "snapshots" and a commit.
+    # Rerankers from before 2026 can only be recognized by name. A hub cache's path ends with the model's
+    # name, "snapshots" and a commit.
     if not modules and any(_RERANKER.search(part) for part in folder.parts[-3:]):
         return "rerank"
     return "chat"

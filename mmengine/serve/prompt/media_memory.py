@@ -16,10 +16,9 @@ _POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether it
 
 
 def media_workers(setting: int) -> int:
-    """Return how many threads prepare media.
-
-    The number is `setting`; 0 means half of the usable cores, but at least 1 and at most 4. Pillow and numpy
-    release the GIL, so several threads are useful, but the model's threads need cores too.
+    """Return how many threads prepare media. A `setting` of 0 means half of the usable cores, from 1 to 4.
+    Several threads are useful because Pillow and numpy release the GIL, but the model's threads need cores
+    too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 
@@ -40,9 +39,8 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 
 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
-    """Return a process pool that normalizes large schemas from untrusted callers, or None.
-
-    None means that threads normalize schemas, as with `media_decoding="threads"`.
+    """Return a process pool that normalizes large schemas from untrusted callers. None, for normalization in
+    threads, if `media_decoding="threads"`.
     """
     if config.media_decoding == "threads":
         return None
@@ -50,12 +48,10 @@ def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProce
 
 
 class MediaMemory:
-    """Counts the bytes in pixel patches that prepared prompts and requests (the holders) keep. Thread-safe.
-
-    Workers wait for room before they prepare a prompt. An array with several holders, such as n answers to
-    the same picture, counts once. A prompt's size is known only after its preparation, so each worker may
-    exceed `max_bytes` by a prompt's size. A prompt that is larger than `max_bytes` is admitted when no other
-    pixels are held.
+    """Counts the bytes of pixel patches that prepared prompts and requests (the holders) use. Thread-safe.
+    Before a worker prepares a prompt, it waits until the count is below `max_bytes`. An array with several
+    holders, such as n answers to a picture, counts once. A prompt's size is known only after its preparation.
+    Each worker may therefore exceed `max_bytes` by a prompt's size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -72,7 +68,7 @@ class MediaMemory:
         return self.num_bytes < self._max_bytes or not self.num_bytes
 
     def wait_for_room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until there is room, or until `given_up` returns True for a cancelled prompt."""
+        """Wait until `has_room`, or until `given_up` returns True because the prompt was cancelled."""
         with self._changed:
             while not self.has_room and not given_up():
                 self._changed.wait(_POLL_S)
@@ -86,7 +82,7 @@ class MediaMemory:
                 self.num_bytes += 0 if count else rows.nbytes
 
     def release(self, holder: object) -> None:
-        """Release the holder's pixels. A holder without pixels is no error."""
+        """Release the holder's pixels, if any."""
         with self._changed:
             for name in self._held.pop(holder, ()):
                 count, rows = self._rows[name]

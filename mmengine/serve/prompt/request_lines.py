@@ -1,6 +1,6 @@
 """Parses and encodes the JSON lines in request files and answer files.
 
-The custom_id is found even in lines that are not valid JSON, so that an answer can name the request.
+Even in invalid JSON, the custom_id is searched, so that the answer can name the request.
 """
 
 import json
@@ -26,10 +26,9 @@ class LineHead(msgspec.Struct):
 
 
 def read_head(line: bytes) -> LineHead:
-    """Return a line's identifying fields. Fields that cannot be read are None.
-
-    Accepts JSON escapes for unpaired surrogates, which msgspec refuses. In a line that is not valid JSON,
-    only a custom_id in the first field can be read.
+    """Return a line's identifying fields. Unreadable fields are None. Escapes for unpaired surrogates are
+    accepted, although msgspec refuses them. In invalid JSON, a custom_id is read only if it is the first
+    field.
     """
     try:
         return msgspec.json.decode(line, type=LineHead)
@@ -49,10 +48,7 @@ def read_head(line: bytes) -> LineHead:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """Return a request line's custom_id, or None if the line has no usable custom_id.
-
-    A line whose custom_id contains an unpaired surrogate is refused, but its answer line has the custom_id.
-    """
+    """Return a request line's custom_id, or None if the line has no usable custom_id."""
     name = read_head(line or b"").custom_id
     return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
 
@@ -83,7 +79,7 @@ def encode_line(fields: dict[str, object]) -> bytes:
 
 
 def _surrogate(line: bytes) -> str:
-    """Return an error message if the line's only fault is an unpaired surrogate, else ""."""
+    """Return an error message for a line that is invalid only because of an unpaired surrogate, else ""."""
     try:
         waiting: list[tuple[str, object]] = [("", json.loads(line))]
     except (ValueError, RecursionError):

@@ -58,16 +58,15 @@ DRAFTS = {  # field of DraftCounts -> (metric name, help text)
     "accepted": ("accepted_draft_tokens", "Draft tokens that were accepted, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
-# Fields of Stats that `collect` does not export as plain counters, since they have labels or another unit.
+# Fields of Stats that `collect` exports with labels or in another unit.
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """An engine's metrics. Other threads read the values that were current between two steps.
-
-    `stats` returns the core's counters, and `ready` whether the engine is ready for work. `drafters` returns
-    each drafter's name and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph
-    was replayed and, for each reason, how often it was not replayed.
+    """An engine's metrics. Other threads may read them; values change only between steps. `stats` returns the
+    core's counters, and `ready` whether the engine is ready for work. `drafters` returns each drafter's name
+    and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph was replayed, and how
+    often not, by reason.
     """
 
     def __init__(
@@ -80,8 +79,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        # Returns the number of requests in preparation, the oldest request's age, and how long a text has
-        # waited for a thread. The times are in seconds.
+        # Returns (requests in preparation, the oldest request's age in s, a text's longest wait for a thread
+        # in s).
         self.preparing: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
@@ -197,7 +196,7 @@ def engine_metrics(
     media: MediaCache[object] | None,
     decoders: Decoders | None,
 ) -> Metrics:
-    """Return the Metrics for an engine that consists of these objects."""
+    """Return an engine's Metrics. The arguments are parts of the engine."""
     core, executor = built.core, built.executor
     metrics = Metrics(
         core.stats,

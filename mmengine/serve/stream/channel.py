@@ -16,13 +16,12 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 
-LISTENERS_AT_ONCE = 32  # number of channels that are woken before the event loop polls its sockets again
+LISTENERS_AT_ONCE = 32  # number of channels to wake before the event loop polls its sockets again
 
 
 class Channel:
-    """Queues a request's outputs for its caller.
-
-    Only `closed` may be used outside the caller's event loop.
+    """Queues a request's outputs for its caller. Outside the caller's event loop, only `closed` may be
+    used.
     """
 
     def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
@@ -34,7 +33,7 @@ class Channel:
         # unread items; None marks the end
         self.items: deque[RequestOutput | MMEngineError | None] = deque()
         self.listener: Callable[[], None] | None = None
-        # Created when a caller first waits, since most callers use `listener`.
+        # Created when a caller first waits. Most callers use `listener` instead.
         self._arrived: asyncio.Event | None = None
         # Set when the log has the request, or when the request was refused with `error`.
         self.accepted = OneShotEvent()
@@ -98,9 +97,8 @@ class Channel:
 
 
 def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
-    """Pass outputs from the engine's thread to their channels.
-
-    Wakes each event loop only once. Returns the channels whose event loop is closed.
+    """Pass outputs from the engine's thread to their channels. Each event loop wakes up only once. Returns
+    the channels with a closed event loop.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
     for channel, output in outputs:
@@ -115,9 +113,8 @@ def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
 
 
 def tell_accepted(channels: Iterable[Channel]) -> None:
-    """Tell callers that the log has their requests. Called on the engine's thread.
-
-    Wakes each event loop only once.
+    """Tell callers that the log has their requests. Called on the engine's thread. Each event loop wakes up
+    only once.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
     for channel in channels:

@@ -1,4 +1,4 @@
-"""Encodes a state's live requests as numbers in the request table (request_table.py)."""
+"""Encodes a state's live requests as indices into the request table (request_table.py)."""
 
 from operator import attrgetter
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from mmengine.replay.debug.saved.compression import compress, decompress
 from mmengine.replay.debug.saved.request_table import RequestTable
 from mmengine.request import SamplingParams
 
-# The fields of RequestState that change, except for arrays and the set of held media.
+# The fields of RequestState that may change, without arrays and `held_media`.
 _plain = attrgetter(
     *("rank", "row", "preempted", "num_cached", "waits_for_grammar", "num_swapped", "admitted_step"),
     *("idle_preemptions", "failures", "isolation_rows", "cancelled", "detail", "store", "num_offered"),
@@ -31,10 +31,9 @@ _NO_QUEUED = ev.Queued("", b"", SamplingParams())
 
 
 class _Listed(msgspec.Struct, array_like=True):
-    """The live requests of a state. `numbers`: their numbers in the table, in the state's order. `waiting`:
-    the indices into `numbers` of the waiting requests, in the queue's order. Both lists store int32
-    differences between neighbours. `changed`: (index into `numbers`, values) for each request whose values
-    differ from the table's values.
+    """A state's live requests. `numbers`: indices into the table, in the state's order. `waiting`: indices
+    into `numbers`, in the waiting queue's order. Both fields store int32 differences between neighbours.
+    `changed`: (index into `numbers`, values) for each request whose values differ from the table.
     """
 
     numbers: bytes
@@ -43,7 +42,7 @@ class _Listed(msgspec.Struct, array_like=True):
 
 
 class _Stored(NamedTuple):
-    """A live request with its number in the table, and with the values that the table stores."""
+    """A live request with its index in the table, and the values in the table."""
 
     number: int
     req_state: RequestState
@@ -54,7 +53,7 @@ class _Stored(NamedTuple):
     held_media: set[int]
 
     def is_equal(self, other: RequestState, plain: tuple[object, ...]) -> bool:
-        """Return whether `other` has the stored values. `plain`: the result of `_plain(other)`."""
+        """Return whether `other` has the values in the table. `plain`: the result of `_plain(other)`."""
         return (
             plain == self.plain
             and other.tokens is self.tokens
@@ -65,8 +64,8 @@ class _Stored(NamedTuple):
 
 
 class LiveRequests:
-    """Encodes states' live requests as descriptions, and decodes descriptions. `config`: the
-    states' settings.
+    """Encodes the live requests of states, and decodes the encoded descriptions. `config`: the states'
+    settings.
     """
 
     def __init__(self, table: RequestTable, config: EngineConfig):
@@ -74,7 +73,7 @@ class LiveRequests:
         self._stored: dict[str, _Stored] = {}  # the live requests of the state that was described last
 
     def describe(self, state: State) -> bytes:
-        """Return the description of a state's live requests. New requests are added to the table."""
+        """Return an encoded description of a state's live requests. New requests are added to the table."""
         before, stored = self._stored, dict[str, _Stored]()
         numbers: list[int] = []
         changed: list[tuple[int, Known]] = []
@@ -98,12 +97,12 @@ class LiveRequests:
         return compress(msgspec.msgpack.encode(listed))
 
     def numbers(self, description: bytes) -> np.ndarray:
-        """Return the numbers of the requests that a description names."""
+        """Return the table indices of the requests in a description."""
         return _sums(_listed(description).numbers)
 
     def restore(self, description: bytes, state: State) -> Live:
-        """Return new objects for a description's live requests, and a list with the waiting requests.
-        `state`: the state to which the objects belong. Raises CorruptLog for damaged bytes.
+        """Return new objects for a description's live requests, and a list of the waiting requests. The
+        objects belong to `state`. Raises CorruptLog for damaged bytes.
         """
         listed = _listed(description)
         requests = self.table.take(_sums(listed.numbers).tolist(), state)
@@ -112,9 +111,7 @@ class LiveRequests:
         return requests, [requests[place] for place in _sums(listed.waiting).tolist()]
 
     def in_use(self) -> np.ndarray:
-        """Return the numbers of the requests in the last description. The next description may use these
-        numbers again.
-        """
+        """Return the table indices in the last description, which the next description may use again."""
         return np.array([each.number for each in self._stored.values()], np.int64)
 
     def _store(self, req_state: RequestState, plain: tuple[object, ...]) -> _Stored:
@@ -124,8 +121,8 @@ class LiveRequests:
 
 
 def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays are the same object, or are both empty. A request's arrays are never changed
-    in place, so a shared object has equal values.
+    """Return whether two arrays are the same object, or are both empty. A request's arrays never change in
+    place.
     """
     return one is other or not len(one) and not len(other)
 
