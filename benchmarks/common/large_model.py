@@ -91,7 +91,7 @@ def make(
     tower_layers: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Write a checkpoint to `folder`. `sizes`: overrides the 2B's text sizes.
+    """Write a checkpoint to `folder`. `sizes`: overrides the 2B model's text sizes.
 
     `vocabulary`: a GGUF file with Qwen's vocabulary, or None for the embedded checkpoint's small vocabulary.
     `layers`, `tower_layers`: override the number of layers in the text model and in the vision tower.

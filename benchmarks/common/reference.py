@@ -30,8 +30,8 @@ Inputs = dict[str, torch.Tensor]
 class TokenClock:
     """A stopping criterion that records each token's time and never stops.
 
-    `between`: called after the first token and then after every `burst` tokens; its time is not counted.
-    `between` can run mmengine, so both programs alternate within a single `generate`.
+    `between`: called after the first token and then after every `burst` tokens; its time is not counted. If
+    `between` runs mmengine, both programs alternate within a single `generate`.
     """
 
     def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:
@@ -54,7 +54,7 @@ class TokenClock:
 
 
 class Reference:
-    """transformers' model. As in mmengine's runs, every answer has exactly the requested number of tokens."""
+    """transformers' model. Every answer has exactly the requested number of tokens."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         logging.disable_progress_bar()

@@ -4,9 +4,9 @@
 
 Without --log the program first writes a log with the simulated executor, which takes many minutes. The load
 exceeds the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads
-the log once to its end, and the debugger saves states during this read. Then seeks are measured in the same
-process, after opening the log again, and in new processes. With --cache, the debugger uses the saved states
-of an earlier run.
+the log once to its end, and the debugger saves states during this read. Then the program measures seeks in
+the same process, after opening the log again, and in new processes. With --cache, the debugger uses the saved
+states of an earlier run.
 
 On a busy machine, only the CPU times are reliable.
 """

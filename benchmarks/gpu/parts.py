@@ -1,4 +1,4 @@
-"""Steps of the GPU check that describe the device and test correctness.
+"""Parts of the GPU check: describe the device, and test correctness.
 
 Each part runs in its own process. speed_parts.py and transformers_parts.py measure speed. Not yet run on a
 GPU.
@@ -39,7 +39,7 @@ PACKAGES = ("transformers", "triton", "flashinfer-python", "numpy")
 def device(tell: PartReporter) -> None:
     """Report the package versions and the device.
 
-    If the device cannot be used, only the reason is reported.
+    For an unusable device, report only the reason.
     """
     if not tell.dry:
         problem = CudaDevice.problem(None)

@@ -26,7 +26,7 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Goal:
     """A measured figure and a target. `measured` and `floor` have the unit `unit`. `floor`: a lower bound for
-    a time, or a rival's throughput. `fraction`: `floor` / `measured` for a time, `measured` / `floor` for a
+    a time, or a rival's throughput. `fraction`: `floor / measured` for a time, `measured / floor` for a
     throughput. `wanted`: the lowest fraction that meets the goal, or None.
     """
 

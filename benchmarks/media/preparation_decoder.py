@@ -1,4 +1,4 @@
-"""A decoder that decodes nothing, to measure only the transfer to a decoder process and back."""
+"""A decoder that returns constant patches, to measure only the transfer to a decoder process and back."""
 
 import numpy as np
 

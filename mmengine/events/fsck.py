@@ -119,7 +119,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Repair only the log's end. Return None if there is earlier damage."""
+    """Repair only the log's end. Return None for earlier damage, which is not repaired."""
     try:
         fd = lock(folder)
     except OSError as error:
@@ -173,7 +173,7 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
 
 
 def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
-    """Return the unreadable ranges in `recovery` as findings. An incomplete last record is not a finding
+    """Return the unreadable byte ranges in `recovery` as findings. An incomplete last record is not a finding
     while a writer runs: the writer may complete the record.
     """
     return [

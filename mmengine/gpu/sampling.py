@@ -19,7 +19,7 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once with this vocabulary size, so that Triton compiles it before the first step."""
+    """Run each kernel once with this vocabulary size, so that steps need not wait for the compilation."""
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
     bits = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)

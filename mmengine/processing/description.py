@@ -21,10 +21,10 @@ REMEDY = "use another model"
 class MediaDescription:
     """Describes a model's media.
 
-    `placeholders`: maps the token id of a template's placeholder to the modality ("image" or "video"). The
-    placeholder is a special token or in the tokenizer's `marked`. `tokens`: returns an item's tokens for a
-    placeholder's id and loaded media. Placeholders among these tokens receive the item's embeddings in order.
-    `encoder`: the encoder's fingerprint, a part of every pixel hash.
+    `placeholders`: maps the token id of a template's placeholder to the modality ("image" or "video"). A
+    placeholder is a special token, or is in the tokenizer's `marked`. `tokens`: returns an item's tokens for
+    a placeholder's id and loaded media. Placeholders among these tokens receive the item's embeddings in
+    order. `encoder`: the encoder's fingerprint, a part of every pixel hash.
     """
 
     settings: MediaSettings
@@ -66,8 +66,8 @@ def read_generation(folder: Path) -> dict:
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """Return the id of the special token `name`. Raises ModelError if the token is missing. `who`: for this
-    error's message, the code that needs the token.
+    """Return the id of the special token `name`. Raises ModelError for a missing token; the message names the
+    caller (`who`).
     """
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")

@@ -64,12 +64,12 @@ def diff(
     shapes: bool = False,
     findings: tuple[Findings, Findings] | None = None,
 ) -> LogDifference:
-    """Return the first difference between two logs. A log ends before the first decision that does not fit
-    its state.
+    """Return the first difference between two logs. A log counts as ended at the first decision that its
+    state does not allow.
 
     `match`: match requests by id or by arrival number. `shapes`: compare only the sizes of user content, such
-    as the number of tokens. `findings`: one per log, see CheckedLog. Raises `verify`'s errors, and LogError
-    for logs that begin at different records.
+    as the number of tokens. `findings`: one object per log, see CheckedLog. Raises `verify`'s errors, and
+    LogError for logs that begin at different records.
     """
     found = findings or (Findings(), Findings())
     logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])
@@ -265,7 +265,7 @@ def _difference(
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
     """Return whether the inputs differ rather than the decisions. A step's result in one log and a decision
-    in the other are different decisions: one log made more decisions before the result.
+    in the other count as different decisions: the second log made more decisions before the result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -1,4 +1,4 @@
-"""A test suite for model plugins. A plugin's package runs the suite by subclassing `PluginContract`:
+"""A test suite for model plugins. A plugin's package subclasses `PluginContract`:
 
     class TestMine(PluginContract):
         plugin = my_package.plugin
@@ -6,9 +6,8 @@
 
         def make_checkpoint(self, folder): ...
 
-The tests run a tiny random checkpoint through an engine, and compare prompts, log-probabilities and tokens
-with the results of transformers. They also check that the plugin refuses unsupported configs. Requires pytest
-and transformers. No other module imports this module.
+The tests run a tiny random checkpoint in an engine, and compare prompts, log-probabilities and tokens with
+transformers'. They also check that the plugin refuses unsupported configs. Requires pytest and transformers.
 """
 
 import json
@@ -37,15 +36,15 @@ from mmengine.serve.text.request_output import Completion
 from mmengine.testing.near_ties import near_experts, routers, steps_below
 
 Chat = list[dict[str, object]]
-# Arguments of a transformers model's forward for one prompt: input_ids [1, n], attention_mask and others.
+# Inputs of a transformers model for a prompt: input_ids [1, n], attention_mask and others.
 Inputs = dict[str, Tensor]
 NUM_NEW = 16  # Tokens per answer.
 TOLERANCE = 2e-4  # Largest allowed difference of float32 log-probabilities.
-# Maximum number of attempts to make the engine preempt a row. An attempt can fail, because on a busy machine
-# an image may be ready too late for two rows to run at once.
+# Maximum number of attempts to make the engine preempt a row. An attempt fails if rows do not run at the same
+# time, for example because an image is ready late.
 MOST_ROUNDS = 8
-NEAR_STEPS = 8  # Logits at most this many bfloat16 steps apart count as tied.
-MOST_NEAR_EXPERTS = 0.5  # Maximum share of tokens whose experts are nearly tied.
+NEAR_STEPS = 8  # Logits within this many bfloat16 steps are near ties.
+MOST_NEAR_EXPERTS = 0.5  # Maximum share of tokens with nearly tied experts.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
     "beside others": {"enable_prefix_caching": False},
@@ -82,7 +81,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, with transformers' inputs and greedy answer tokens for each chat."""
+    """A checkpoint with transformers' inputs and greedy tokens for each chat."""
 
     folder: Path
     reference: Reference
@@ -91,23 +90,22 @@ class Checkpoint:
 
 
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
-    """Replace every parameter by random values, so that the model generates varied tokens.
-
-    A freshly initialised model repeats a single token. Because its norm weights are all one and its biases
-    all zero, a tensor that is loaded under a wrong name would not be noticed.
+    """Replace every parameter by random values, so that the model generates varied tokens. A freshly
+    initialised model repeats a single token. All its norm weights are one and all biases zero, so tests would
+    not notice swapped tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                # Weights for a single output unit. An expert tensor's first dimension is the expert.
+                # The weights of one output unit. An expert tensor's first dimension is the expert.
                 one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
                 weight.copy_(1 + 0.3 * drawn)
             else:
-                weight.copy_(0.25 * drawn)  # A large embedding would scale the logits if it is also the head.
+                weight.copy_(0.25 * drawn)  # Small, because a tied embedding scales the logits.
 
 
 def with_field(text: str, field: str, value: object) -> str:
@@ -122,7 +120,7 @@ def with_field(text: str, field: str, value: object) -> str:
 
 
 def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return the prompt's inputs, extended by an answer's tokens."""
+    """Return a prompt's inputs, followed by an answer's tokens."""
     count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
     behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
     return {
@@ -134,23 +132,23 @@ def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _logits(reference: Reference, inputs: Inputs) -> Tensor:
-    """Return, as float32 [n, vocab], the model's logits for the inputs."""
+    """Return the model's logits for the inputs, float32 [n, vocab]."""
     with torch.inference_mode():
         return reference(**inputs).logits[0].float()
 
 
 def _in_bfloat16(inputs: Inputs) -> Inputs:
-    """Return the inputs with their float tensors in bfloat16."""
+    """Return the inputs with float tensors in bfloat16."""
     return {name: each.bfloat16() if each.is_floating_point() else each for name, each in inputs.items()}
 
 
 def check_log_probabilities(answer: Completion, logits: Tensor) -> None:
-    """Compare the log-probabilities of a prompt's tokens with a reference's logits, float32 [n, vocab]."""
+    """Compare a prompt's log-probabilities with a reference's logits, float32 [n, vocab]."""
     wanted, said = logits.log_softmax(-1), answer.prompt_logprobs
     assert said is not None and len(said) == len(wanted)
     for place, entries in enumerate(said[1:]):
         assert entries is not None
-        # Logits may not cover the tokens of media, whose log-probability is then -inf.
+        # The logits may lack media tokens, whose log-probability is then -inf.
         assert all(score == float("-inf") for token, score in entries if token >= wanted.shape[1])
         ids, scores = zip(*(entry for entry in entries if entry[0] < wanted.shape[1]), strict=True)
         gap = wanted[place, list(ids)] - torch.tensor(scores)
@@ -158,28 +156,26 @@ def check_log_probabilities(answer: Completion, logits: Tensor) -> None:
 
 
 class PluginContract:
-    """The test suite.
-
-    A subclass sets `plugin` and `refused` and implements `make_checkpoint`. `refused`: dotted paths in
-    config.json -> unsupported values. For a model with media, the subclass also overrides `chats`, `inputs`
-    and `patches`.
+    """The test suite. A subclass sets `plugin` and `refused`, and implements `make_checkpoint`. `refused`:
+    unsupported values by dotted path in config.json. For a model with media, the subclass also overrides
+    `chats`, `inputs` and `patches`.
     """
 
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
-    near_steps: int = NEAR_STEPS  # Higher for a model in which a norm follows sums whose terms may cancel.
-    has_partial_hits: bool = True  # Whether prompts with a common prefix share blocks.
+    near_steps: int = NEAR_STEPS  # More for models in which a norm amplifies rounding.
+    has_partial_hits: bool = True  # Whether prompts share blocks of a common prefix.
     _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:
-        """Write to `folder` a tiny random checkpoint (`make_lively`) with tokenizer and chat template. Return
-        the checkpoint's transformers model in float32.
+        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`. Return
+        its transformers model in float32.
         """
         raise NotImplementedError
 
     def inputs(self, folder: Path, chat: Chat) -> Inputs:
-        """Return the inputs that transformers' processor makes for a chat, with the generation prompt."""
+        """Return transformers' inputs for a chat, with the generation prompt."""
         from transformers import AutoTokenizer  # Slow to import.
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -189,20 +185,20 @@ class PluginContract:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def patches(self, inputs: Inputs) -> list[np.ndarray]:
-        """Return each media item's pixels from transformers' inputs, as uint8 [patches, patch_width]."""
+        """Return each media item's pixels in transformers' inputs, uint8 [patches, patch_width]."""
         return []
 
     def settings(self, name: str) -> dict[str, object]:
-        """Return the engine settings of the check `name`, which a subclass may change."""
+        """Return the engine settings for the check `name`. A subclass may change them."""
         return dict(SETTINGS[name])
 
     def reduced(self, made: Checkpoint) -> Reference:
-        """Return the checkpoint's transformers model, converted to bfloat16."""
+        """Return the checkpoint's transformers model in bfloat16."""
         return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
 
     @pytest.fixture
     def made(self, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-        if "_made" not in vars(type(self)):  # Once per class; each test has its own instance.
+        if "_made" not in vars(type(self)):  # Once per class: pytest makes an instance for each test.
             type(self)._made = self._make(tmp_path_factory.mktemp("contract"))
         return self._made
 
@@ -257,7 +253,7 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
-        """Compare the log-probabilities of the likeliest tokens at each position of each prompt."""
+        """Compare the likeliest tokens' log-probabilities at each prompt position."""
         with self._engine(made, self.settings(name)) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
@@ -271,10 +267,9 @@ class PluginContract:
     def _check_tokens(
         self, made: Checkpoint, chats: Sequence[Chat], name: str, log: Path, num_spare: int
     ) -> None:
-        """Compare greedy tokens of each chat at least twice, and verify the engine's log.
-
-        `made`: has the inputs and tokens of `chats`. `name`: a key of SETTINGS. `num_spare`: number of blocks
-        in the pool of "preempted" beside two of the longest prompts; too few for their answers.
+        """Compare each chat's greedy tokens at least twice, and verify the engine's log. `made`: has the
+        inputs and tokens of `chats`. `name`: a key of SETTINGS. `num_spare`: for "preempted", number of
+        blocks in the pool beside two of the longest prompts; too few for their answers.
         """
         settings, tokens = self.settings(name), made.tokens
         num_new = len(tokens[0])
@@ -298,11 +293,9 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
-        """Check that each sampled token is the likeliest token, except for near ties.
-
-        transformers' bfloat16 or float32 model must agree. Either model suffices, because rounding can change
-        a router's choice at an earlier token. Then the two models differ by more than a near tie. Tokens
-        whose last chosen and first rejected expert nearly tie are not checked.
+        """Check that each sampled token is nearly as likely as the likeliest token. transformers' bfloat16 or
+        float32 model must agree. These two models may differ, because rounding can change a router's choice
+        at an earlier token. Tokens with nearly tied experts are not checked.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

@@ -1,4 +1,4 @@
-"""Computes logits with the model's own forward, so that the model's own soft caps and scales apply."""
+"""Computes logits with the model's own forward, including its soft caps and scales."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mmengine_transformers.parts import ModelParts
 
 
 class _GivenOutput(BaseModelOutputWithPast):
-    """The output of a body with hidden states only. Every other field is None."""
+    """A body's output with only hidden states. All other fields are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -21,11 +21,11 @@ class _GivenOutput(BaseModelOutputWithPast):
 
 
 class _GivenBody(nn.Module):
-    """Replaces the body, and returns the hidden states that were passed as embeddings."""
+    """A stub for the body: returns its `inputs_embeds` as hidden states."""
 
     @property
     def decoder(self) -> "_GivenBody":
-        """Return this stub: OPT's forward calls the decoder in its body."""
+        """Return this stub, because OPT's forward calls its body's decoder."""
         return self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
@@ -33,7 +33,7 @@ class _GivenBody(nn.Module):
 
 
 class Head:
-    """Applies the model's own head. During a call, a stub replaces the body before the head."""
+    """Applies the model's own LM head. During a call, a stub replaces the model's body."""
 
     def __init__(self, parts: ModelParts) -> None:
         self._owner, self._body_name, self._given = parts.owner, parts.body_name, _GivenBody()

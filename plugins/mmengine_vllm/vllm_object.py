@@ -1,7 +1,4 @@
-"""Reads attributes of vLLM's objects by name.
-
-If a version of vLLM lacks an attribute, the reader gets a default instead of an error.
-"""
+"""Reads attributes of vLLM's objects by name. If a vLLM version lacks an attribute, a default is returned."""
 
 from typing import Any, TypeAlias
 
@@ -9,7 +6,7 @@ VllmObject: TypeAlias = Any  # any object of vLLM; only `scheduler` imports vLLM
 
 
 def read(thing: VllmObject, path: str, default: VllmObject = None) -> VllmObject:
-    """Return the attribute at a dotted path, or `default` if any part of the path is missing or None."""
+    """Return the attribute at a dotted path, or `default` if an attribute is missing or None."""
     for name in path.split("."):
         thing = getattr(thing, name, None)
         if thing is None:

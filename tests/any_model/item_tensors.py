@@ -1,4 +1,4 @@
-"""Compares the tensors of one item with transformers' inputs."""
+"""Compares a media item's tensors with transformers' inputs."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from mmengine_transformers.media.packing import unpack
 
 
 def check_tensors(patches, inputs):
-    """Check that each tensor of the one item in `patches` is equal to the input of the same name."""
+    """Check that each tensor in `patches` equals the input with the same name."""
     (item,) = unpack(patches)
     assert item.arrays.keys() <= inputs.keys()
     for entry in item.header.tensors:

@@ -1,4 +1,4 @@
-"""Checks for Cohere's client."""
+"""Checks the server with Cohere's client."""
 
 import asyncio
 

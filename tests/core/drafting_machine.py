@@ -1,4 +1,4 @@
-"""A model of a machine with drafters, which simulates step times and accepted drafts for tests of goodput."""
+"""Simulates step times and accepted drafts of a machine with drafters, for tests of goodput."""
 
 import random
 
@@ -11,9 +11,9 @@ MOST = 7
 
 
 class Drafter:
-    """A drafter that makes at most `most` drafts for a row, with the probability `has_some` in each step. A
-    draft is accepted with the probability `chance`. Making drafts takes `fixed_us` per step and `draft_us`
-    per draft.
+    """A simulated drafter. In a step it drafts for a row with probability `has_some`, and then makes at most
+    `most` drafts. A draft is accepted with probability `chance`. Drafting takes `fixed_us` per step and
+    `draft_us` per draft.
     """
 
     def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
@@ -22,13 +22,12 @@ class Drafter:
 
 
 class Machine:
-    """A machine whose steps take `step_us`, plus `row_us` for each row and `token_us` for each verified
-    draft.
+    """A machine whose step takes `step_us`, `row_us` per row and `token_us` per verified draft.
 
-    `policy`: "goodput", "none", or a fixed draft level. `noise`: each step takes longer by a random share up
-    to `noise`, and one step in a hundred takes five times as long. `missed_us`: the time to read a missed
-    token. After steps without drafting, the drafters first read the tokens that they missed: a token per row
-    and step, at most 2,048.
+    `policy`: "goodput", "none", or the index of the last active drafter. `noise`: maximum random share by
+    which a step takes longer. With noise, one step in a hundred takes five times as long. `missed_us`: time
+    to read a missed token. After steps without drafting, the drafters read the missed tokens first: one per
+    row and step, at most 2,048.
     """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
@@ -37,7 +36,7 @@ class Machine:
         self.noise, self.missed_us, self.missed = noise, missed_us, 0
         self.rng = random.Random(7)
         self.goodput = Goodput(128, MOST)
-        self.behind = {}  # row -> (drafter, number of drafts)
+        self.behind = {}  # (drafter, number of drafts) by row
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
         self.work_us = 0  # time of all steps without noise
 
@@ -47,9 +46,9 @@ class Machine:
             self.behind.pop(row, None)
 
     def answer(self, num_rows, length, reading_us):
-        """Admit a request to each of the rows [0, `num_rows`), compute the prompts in one step, and decode
-        until each request has `length` tokens. The prompts take 10 ms, plus `reading_us` if a drafter reads
-        them. Returns whether a drafter read the prompts.
+        """Admit `num_rows` requests, compute their prompts in one step, and decode until each has `length`
+        tokens. The prompts take 10 ms, plus `reading_us` if a drafter reads them. Returns whether a drafter
+        read the prompts.
         """
         rows = np.arange(num_rows)
         self.admit(*rows.tolist())
@@ -69,7 +68,7 @@ class Machine:
         return is_read
 
     def run(self, num_rows, steps):
-        """Decode the rows [0, `num_rows`) for `steps` steps, and return the share of steps with drafting."""
+        """Decode `num_rows` rows for `steps` steps, and return the share of steps with drafting."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
         for _ in range(steps):
             self.step(rows)
@@ -100,7 +99,7 @@ class Machine:
             goodput.record_step(rows, drafts, int(counts.sum()), made, ns, True)
 
     def _limits(self, rows):
-        """Return how many drafts each drafter may make for each row, int32 [drafters, rows]."""
+        """Return each drafter's draft limits for the rows, int32 [drafters, rows]."""
         limits = np.zeros((DRAFTERS, len(rows)), np.int32)
         room = self.goodput.draft_limits_of(rows)
         if self.policy == "goodput":
@@ -110,7 +109,7 @@ class Machine:
         return limits
 
     def _make(self, rows, limits):
-        """Make drafts for the rows, and return the time in us that this takes."""
+        """Make drafts for the rows, and return the time in µs."""
         self.behind, took = {}, 0.0
         level = [number for number in range(len(self.drafters)) if limits[number].any()]
         self.asked_steps += bool(level)

@@ -1,4 +1,4 @@
-"""Tests a step's decisions, in scenarios that are small enough to follow by hand. Blocks hold 4 tokens."""
+"""Tests the decisions of single steps in small scenarios. A block has 4 tokens."""
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_a_video_is_held_from_its_first_frame_to_its_last():
 
 
 def test_text_between_frames_needs_no_features():
-    """The frames lie in prefix hits, and the rest of the prompt is only text."""
+    """All frames are prefix cache hits."""
     bench = Bench()
     prompt, media = [7] * 16, [video(1, (1, 2), (5, 2))]
     bench.submit(request("a", prompt, media=media))
@@ -177,16 +177,14 @@ def test_a_request_is_not_admitted_into_blocks_for_its_first_chunk_only():
 
 
 def busy(policy):
-    """Return a bench with three growing rows that fill a pool of 12 blocks, and the requests. By
-    priority, request "a" is the least important, then "c".
-    """
+    """Return a bench whose three rows fill a pool of 12 blocks, and the requests."""
     bench = Bench(num_blocks=13, max_model_len=48, policy=policy)
     requests = [
         request("a", 14, max_tokens=20, priority=5),
         request("b", 14, max_tokens=20, priority=1),
         request("c", 14, max_tokens=20, priority=3),
     ]
-    for one in requests:  # a step for each request, so that they are admitted in this order
+    for one in requests:  # one step each, to admit them in this order
         bench.submit(one)
         bench.step()
     return bench, requests
@@ -352,9 +350,7 @@ def test_a_requests_features_are_not_evicted_for_its_next_image():
 
 
 def test_a_row_that_waits_for_room_lets_others_run():
-    """The encoder cache has room for one image. While the cache holds an image of request a, request b waits
-    for room, and request c runs.
-    """
+    """While request a's image fills the encoder cache, request b waits and request c runs."""
     bench = Bench(token_budget=6, encoder_cache_size=6, max_num_seqs=3)
     requests = [
         request("a", 14, media=[image(1, 0, 6), image(2, 7, 6)]),
@@ -390,9 +386,7 @@ def test_schedule_changes_nothing():
 
 
 def test_a_plan_owns_its_arrays():
-    """A device may still read a plan's arrays while the next step is decided, so the plan may not share
-    memory with the state.
-    """
+    """A plan shares no memory with the state: a device may read the plan during the next decision."""
     plans = []
     bench = Bench()
     dispatch = bench.executor.dispatch

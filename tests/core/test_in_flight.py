@@ -1,4 +1,4 @@
-"""Tests max_in_flight 2: a step is decided while the previous step runs, and the answers stay the same."""
+"""Tests max_in_flight 2: each step is decided while the previous step runs."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from tests.core.workloads import Watched
 
 
 class Overlapping(Bench):
-    """A bench with two steps in flight, whose plans are checked. `most`: the largest number of steps that
-    were in flight at the same time.
+    """A bench with two steps in flight and checks of their plans. `most`: the largest number of steps in
+    flight so far.
     """
 
     def __init__(self, *, fault=None, cost=None, eos_in=0, sink=None, **settings):
@@ -109,7 +109,7 @@ FORM = GrammarRequest("regex", "a+")
 
 
 def run_with_form(bench, grammar=FORM):
-    """Run a request without a grammar and a request with one. Return how many rows each step had."""
+    """Run a request with a grammar beside a plain request. Return each step's number of rows."""
     requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar=grammar)]
     bench.submit(*requests)
     bench.core.inbox.put(ev.GrammarReady("bound"))
@@ -127,9 +127,7 @@ def run_with_form(bench, grammar=FORM):
 
 @pytest.mark.parametrize("closes, ahead, forms", [(False, 7, 0), (True, 3, 4)])
 def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
-    """With `on_truncation` "close" the next step waits, because the row's text depends on the running
-    step's result.
-    """
+    """With `on_truncation` "close" the next step waits for the running step's result."""
     bench = Overlapping()
     grammar = GrammarRequest("regex", "a+", on_truncation="close" if closes else "length")
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
@@ -142,7 +140,7 @@ DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (
 
 @pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
 def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
-    """If drafts cost more time than they save, no drafter drafts, and steps overlap."""
+    """Steps overlap if drafting costs more time than it saves."""
     bench = Overlapping(
         cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
     )
@@ -160,9 +158,7 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 @pytest.mark.long
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
-    """While drafters draft, steps do not overlap, so the engine's own time between two steps adds to a
-    step's time.
-    """
+    """Steps with drafting do not overlap, so the engine's time between steps (`host_ns`) adds to theirs."""
 
     class Idle(SimulatedExecutor):
         def dispatch(self, plan):
@@ -218,7 +214,7 @@ def test_a_failed_step_voids_the_step_after_it():
     while bench.core.has_work:
         if bench.state.step == 3 and "late" not in bench.state.requests and "late" not in bench.ends:
             requests.append(request("late", 7, max_tokens=3))
-            bench.submit(requests[-1])  # this request is only in step 3, which follows the failing step
+            bench.submit(requests[-1])  # only step 3, after the failing step, has this request
         before = {name: req_state.failures for name, req_state in bench.state.requests.items()}
         new = bench.step()
         events += new
@@ -233,9 +229,7 @@ def test_a_failed_step_voids_the_step_after_it():
 
 
 def test_no_request_is_preempted_while_a_step_runs():
-    """While a step in flight has the victim's row, the row's blocks do not become free. So the engine first
-    waits for all steps in flight.
-    """
+    """A row's blocks are not freed while a step in flight uses the row, so preemption waits for all steps."""
     bench = Overlapping(
         num_blocks=10, max_model_len=36, admission_reserve="none", enable_prefix_caching=False
     )
@@ -284,7 +278,7 @@ def test_a_wait_that_is_interrupted_is_taken_up_before_anything_else(tmp_path):
     bench.submit(request("a", 5, max_tokens=1))
     bench.core.step()
     with pytest.raises(KeyboardInterrupt):
-        bench.core.step()  # waits for the step, because no other step can be decided
+        bench.core.step()  # waits for the step in flight
     bench.core.delivered("somebody before")
     while bench.core.has_work:
         bench.core.step()

@@ -1,4 +1,4 @@
-"""Tests which settings are refused, and which contradict each other."""
+"""Tests that invalid and contradictory settings are refused."""
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ def test_settings_of_another_type(wrong):
         msgspec.structs.replace(settings_of(), **wrong).check()
 
 
-OPPOSED = {  # pattern in the message -> (contradicting settings, changes that remove the contradiction)
+OPPOSED = {  # by error message: (contradictory settings, changes that make them valid)
     "token_budget 7 is smaller than max_num_seqs 8": (
         {"max_num_seqs": 8, "token_budget": 7},
         {"token_budget": 8},

@@ -1,7 +1,5 @@
-"""Reads and writes through a View, as in a scheduling policy. mypy accepts each read and refuses each write.
-
-`make check` runs mypy over this module, where an unused `type: ignore` is an error: a write that the types
-allow fails the check. `test_view.py` runs the writes.
+"""Reads and writes through a View, for mypy: `make check` fails if a read is refused or a write is accepted.
+An accepted write has an unused `type: ignore`, which is an error. `test_view.py` runs the writes.
 """
 
 import numpy as np
@@ -11,7 +9,7 @@ from mmengine.core.state.view import View
 
 def reads(view: View, row: int, rows: np.ndarray) -> list[int]:
     known = view.num_tokens[view.running] - view.num_computed[rows]
-    known[0] = 1  # a computed result is an ordinary array, which may be written
+    known[0] = 1  # a computed result is an ordinary, writable array
     request = view.requests["a"]
     names = [one.request.request_id for one in view.tenants.rest()]
     hits = view.blocks.references[view.blocks.peek(2)] == 0

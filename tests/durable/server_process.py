@@ -1,15 +1,14 @@
-"""Run `mmengine serve` as a process that dies where a test wants.
+"""Runs `mmengine serve` as a process that dies at chosen points.
 
     python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
 
-ARGUMENTS are those of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the kill
-points of faults.py, sees the simulated full disk of full_disk.py, and creates a file in FOLDER when it
+ARGUMENTS are options of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the kill
+points in faults.py, writes to the simulated disk in full_disk.py, and creates a file in FOLDER when it
 starts.
 
-With ENGINE `embedded`, each engine process is a new process with the embedded checkpoint. With `echo`, the
-core, the log, the store and the server are real, but the executor only repeats the prompt. Each echo process
-is then forked from a process that has already imported all modules. Starting a new process would take a
-second, which is too long for a thousand kills.
+ENGINE `embedded`: each engine process is new and loads the embedded checkpoint. `echo`: the executor only
+repeats the prompt, and each engine process is forked from a process with all modules imported. A new process
+would take a second, too long for a thousand kills.
 """
 
 import atexit
@@ -21,13 +20,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 STEP_S = 0.005
-# This environment variable names a file. The file has the seconds by which the test shifts the wall clock.
+# This environment variable names a file with the wall clock's shift in seconds.
 CLOCK = "DURABLE_CLOCK"
-SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so small that each round begins a new segment and takes a snapshot
+SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # small: each round begins a segment and takes a snapshot
 
 
 def begin(folder, engine):
-    """Prepare the engine's process. Must be called before anything else in this process."""
+    """Prepare the engine's process. Call it first in this process."""
     from tests.durable import full_disk
     from tests.durable.faults import Faults
 
@@ -68,7 +67,7 @@ def _echo():
     from tests.serve import serve_fakes as fakes
 
     class Saying(fakes.EchoExecutor):
-        """Answers with the prompt, and adds logprobs if the request wants logprobs."""
+        """Repeats the prompt, with logprobs if the request wants them."""
 
         def answer_to(self, prompt):
             return prompt
@@ -108,7 +107,7 @@ def _echo():
 
 
 class Forked:
-    """Replaces subprocess.Popen for the supervisor. The child is forked, with all modules imported."""
+    """A subprocess.Popen for the supervisor that forks this process, with all modules imported."""
 
     def __init__(self, command, env, pass_fds, process_group):
         self.returncode = None

@@ -1,5 +1,5 @@
-"""A server's process ends at a commit to the store, or in the middle of a line in a batch's files. The next
-process finishes the batch, with each line once.
+"""Tests that a batch survives a killed server process: the next process finishes the batch, with each line
+once.
 """
 
 import subprocess
@@ -59,7 +59,7 @@ def test_ended_anywhere_it_is_finished_by_the_next(tmp_path, where, count):
     ):
         batches = list(client.batches.list())
         files = [each for each in client.files.list() if each.purpose == "batch"]
-        if not batches:  # no client knows about a batch
+        if not batches:  # no client knows a batch
             assert (where, count) in [("before commit", 0), ("after commit", 0), ("before commit", 1)]
             assert len(files) == (count == 1 or where == "after commit")
             folder_holds = {path.name for path in server.storage.files.folder.iterdir()}

@@ -1,4 +1,4 @@
-"""An engine that answers for months keeps only live data, and nothing from past requests."""
+"""Tests that an engine's memory and log do not grow with past requests."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ MANY, LIMIT_S = 1_000_000, 540.0
 
 
 class Executor(SimulatedExecutor):
-    """A simulated executor with the other methods that an engine calls."""
+    """A simulated executor with the methods that Engine calls."""
 
     drafters: ClassVar[list] = []
     graph_counts: ClassVar[dict] = {}
@@ -50,8 +50,8 @@ class Executor(SimulatedExecutor):
 
 @dataclass
 class Callers:
-    """Submits requests for short answers, each with its own cache salt. Some are cancelled, some have a
-    grammar.
+    """Submits requests for short answers, each with a separate cache salt. Some have a grammar, and some are
+    cancelled.
     """
 
     engine: Engine
@@ -76,7 +76,7 @@ class Callers:
             self.engine.cancel(f"request {number}")
 
     def answer(self, count):
-        """Submit requests until `count` have been answered in total, and run the engine until it is idle."""
+        """Submit requests until `count` in total are answered, then run the engine until it is idle."""
         while self.num_done < count:
             while self.asked < count and self.asked - self.num_done < OPEN:
                 self.ask()
@@ -107,7 +107,7 @@ def resident_mb():
 
 
 def num_bytes(folder):
-    """Return the size of a log in bytes, even if the writer packs or deletes a segment meanwhile."""
+    """Return a log's size in bytes. The writer may pack or delete segments meanwhile."""
     total = 0
     for path in folder.glob("*.mm*"):
         with suppress(FileNotFoundError):
@@ -118,7 +118,7 @@ def num_bytes(folder):
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which only Linux has")
 def test_a_million_short_requests(tmp_path):
-    """Run a million requests, or as many as are answered in nine minutes. The log keeps 16 MiB."""
+    """Run a million requests, or as many as nine minutes allow. The log keeps 16 MiB."""
     folder, begin = tmp_path / "log", time.monotonic()
     with engine_with(folder, log_retain_bytes=16 * 2**20) as engine:
         callers, at, kept = Callers(engine), {}, []

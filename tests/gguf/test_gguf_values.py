@@ -1,4 +1,4 @@
-"""Tests reading a GGUF file's tensors: exact values, the order of rows, and low memory use."""
+"""Tests reading tensors from GGUF files: exact values, row order and memory use."""
 
 import tracemalloc
 
@@ -15,7 +15,7 @@ from mmengine.errors import ModelError
 from mmengine.models.reader import Part, open_reader
 from tests.gguf.writing import BLOCKS, HALVES, Tensor, model, packed, tensor, vocabulary, weights, write
 
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # Held as codes.
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # Types whose codes stay in memory.
 
 
 def decoded(kind: str, data: bytes) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_a_product_and_a_sum_are_each_rounded():
 
 
 def q6_k_by_hand(block: bytes) -> list[np.float32]:
-    """Decode a Q6_K block one value at a time, as ggml's dequantize_row_q6_K does."""
+    """Return a decoded Q6_K block, one value at a time as in ggml's dequantize_row_q6_K."""
     scale, found = np.frombuffer(block[208:], "<f2")[0].astype(np.float32), [np.float32(0)] * 256
     for half in range(2):
         for l in range(32):  # noqa: E741
@@ -78,7 +78,7 @@ def test_q6_k_equals_ggml():
 def test_blocks_equal_the_gguf_package_to_the_bit(kind):
     gguf = pytest.importorskip("gguf")
     number, _, size = BLOCKS[kind]
-    blocks = np.random.default_rng(6).integers(0, 256, (2000, size), np.uint8)  # All scales, NaN too.
+    blocks = np.random.default_rng(6).integers(0, 256, (2000, size), np.uint8)  # Scales may be NaN.
     with np.errstate(all="ignore"):
         found = TYPES[number].decode(blocks).reshape(-1)
         theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType(number)).reshape(-1)
@@ -87,7 +87,7 @@ def test_blocks_equal_the_gguf_package_to_the_bit(kind):
     assert (found.view(np.uint32)[sound] == theirs.view(np.uint32)[sound]).all()
 
 
-# The root mean square of the rounding error of normal values, by type.
+# The root mean square rounding error of standard normal values, by type.
 ROUNDING = {"F32": 0, "F16": 3e-4, "BF16": 2e-3, "Q8_0": 0.006, "Q6_K": 0.02, "Q5_0": 0.05, "Q5_1": 0.04}
 ROUNDING |= {"Q5_K": 0.04, "Q4_0": 0.09, "Q4_1": 0.08, "Q4_K": 0.08, "IQ4_NL": 0.08, "IQ4_XS": 0.08}
 ROUNDING |= {"MXFP4": 0.12, "Q3_K": 0.16, "Q2_K": 0.33}
@@ -95,7 +95,7 @@ ROUNDING |= {"MXFP4": 0.12, "Q3_K": 0.16, "Q2_K": 0.33}
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_quantised_values_are_near_the_values(kind):
-    """Checks tests/gguf/quantising.py, which also writes the files for the benchmark gguf_types."""
+    """Tests tests/gguf/quantising.py, which the benchmark gguf_types also uses."""
     quantising = pytest.importorskip("tests.gguf.quantising")
     values = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
     values[3] = 0
@@ -130,8 +130,8 @@ def whole(entry) -> np.ndarray:
 
 
 def as_llama_cpp_stores(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Permute the rows of a matrix or a bias as llama.cpp's converter does: row i of a head's first half and
-    row i of its second half become neighbours.
+    """Return rows in the order of llama.cpp's converter. In each head, the rows of the first and the second
+    half alternate.
     """
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
@@ -295,7 +295,7 @@ def test_a_reader_cuts_for_ranks(small, name, axis):
 
 
 def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
-    """The same bytes are read as two architectures. Only llama's q and k rows are reordered."""
+    """Only llama's q and k rows are reordered."""
     found = {}
     for architecture in ("llama", "qwen3"):
         path = tmp_path / f"{architecture}.gguf"
@@ -309,9 +309,7 @@ def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
 
 
 def test_a_large_tensor_is_read_in_little_memory(opened):
-    """The tensor has 16 million values. torch allocates the 64 MiB for the result, which tracemalloc does not
-    count.
-    """
+    """torch allocates the 64 MiB for the result, which tracemalloc does not count."""
     (entry,) = opened([Tensor("q", "Q8_0", (4096, 4096), bytes(4096 * 4096 // 32 * 34))], {"q": 32}).values()
     with open_reader({"q": entry}, torch.device("cpu"), torch.float32) as reader:
         tracemalloc.start()

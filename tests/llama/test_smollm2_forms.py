@@ -1,6 +1,4 @@
-"""Tests that SmolLM2 extracts values from texts as JSON that follows a schema, and that no drafter changes an
-answer.
-"""
+"""Tests that SmolLM2 extracts values from texts as JSON with a schema, and that drafts change no answer."""
 
 import json
 
@@ -12,13 +10,13 @@ from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
 MAX_TOKENS = 256  # Enough: the schemas limit the length of strings.
-# Few rows, so that most requests begin after others ended; the suffix drafter reads the earlier answers.
+# With few rows, most requests begin after earlier answers, from which the suffix drafter drafts.
 ROWS = 8
-LEAST_RIGHT = 12  # Of 40: shows that a grammar does not keep the model from giving the right values.
+LEAST_RIGHT = 12  # Of 40 answers with a grammar.
 
 
 def filled(engine):
-    """Return an answer for each case. All requests are submitted at once."""
+    """Return an answer for each case."""
     ids = {}
     for number, (text, schema, _) in enumerate(CASES):
         form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
@@ -32,7 +30,7 @@ def filled(engine):
 
 
 def same(said, stated):
-    """Return whether the answer has the stated values. Letter case and other properties are ignored."""
+    """Return whether the answer has the stated values, ignoring case and other properties."""
     return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
 
 

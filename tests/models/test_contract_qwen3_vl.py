@@ -1,4 +1,4 @@
-"""Runs the plugin contract for Qwen3-VL with images, for the dense model and the mixture of experts."""
+"""Runs the plugin contract for Qwen3-VL with images: dense and mixture of experts."""
 
 import json
 import shutil

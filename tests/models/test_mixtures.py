@@ -1,5 +1,5 @@
-"""Tests mixtures of experts: reading separate, stacked and transposed experts, also in FP8, splitting them
-over ranks, and computing with them.
+"""Tests mixtures of experts: reading separate, stacked, transposed and FP8 experts, splitting over ranks, and
+computing.
 """
 
 import json
@@ -59,7 +59,7 @@ def in_stacks(turned):
 
 
 def read(folder, shard=None, dtype=torch.float32, piece=None):
-    """Return all the model's tensors by canonical name. `piece`: the most values to read at a time."""
+    """Return the model's tensors by canonical name. `piece`: maximum number of values per read."""
     config = read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         if piece is not None:
@@ -155,9 +155,7 @@ def test_answers_of_stacked_experts_in_fp8(tmp_path):
 
 
 def test_blocks_of_turned_experts_are_turned_too(tmp_path):
-    """Each expert has blocks of 16 rows and 24 columns. In the stored, transposed matrix a block has 24 rows
-    and 16 columns.
-    """
+    """A scale block of 16 rows and 24 columns has 24 rows and 16 columns in the stored, transposed matrix."""
     drawn = torch.randn(3, 64, 36, generator=torch.Generator().manual_seed(0))
     each = [quantised(one, (16, 24)) for one in drawn]
     gate_up = {
@@ -191,9 +189,7 @@ def test_gate_and_up_that_share_a_scale_are_refused_by_name(made, tmp_path, turn
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 def test_ranks_add_up_to_the_whole_model(made, dtype):
-    """The sum of two ranks' feed-forward outputs equals the output of the whole feed-forward, in each
-    layer.
-    """
+    """In each layer, the sum of two ranks' feed-forward outputs equals the unsharded output."""
 
     def part(rank, size):
         shard = Shard(rank, size, lambda x: x)
@@ -216,7 +212,7 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
 
 
 def test_the_decoder_of_gpus_computes_the_same(made):
-    """The GPU decoder, run on a CPU with torch operations in place of GPU kernels, equals transformers."""
+    """The GPU decoder equals transformers, tested on a CPU with torch operations in place of GPU kernels."""
     folder, reference = made
     config = read_config(folder)
     with open_weights(folder, NAMES, config, CPU, torch.float32) as weights:

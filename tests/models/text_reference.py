@@ -1,5 +1,5 @@
-"""Makes random text models for tests of the text decoder: checkpoints, transformers' models, and the
-NetworkConfigs, which are read without a plugin.
+"""Makes random text models for tests of the text decoder: checkpoints, transformers' models and
+NetworkConfigs. No plugin is involved.
 """
 
 import json
@@ -29,8 +29,8 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
-# With these options the rotary wavelengths are 6, 20, 63, 199 and more tokens. The first frequency is not
-# scaled, the second is interpolated, and the others are divided by the factor.
+# The rotary wavelengths are 6, 20, 63, 199 and more tokens. The first frequency stays, the second is
+# interpolated, and the others are divided by the factor.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -42,7 +42,7 @@ LLAMA3 = {
 
 
 class Kind(NamedTuple):
-    """A kind of model: transformers' name for its architecture, and the sizes that differ from SIZES."""
+    """A kind of model. `architecture`: transformers' name. `sizes`: overrides SIZES."""
 
     architecture: str = "Llama"
     sizes: dict = {}
@@ -74,8 +74,7 @@ KINDS = {
 def make_reference(folder, kind=KINDS["plain"], seed=0):
     """Write a random checkpoint to `folder`, and return its transformers model in float32.
 
-    With transformers' initialisation, greedy answers repeat one token. Norms of ones and biases of zeros
-    would hide that a tensor was read under a wrong name. So every parameter is random, and its scale is
+    Every parameter is random: transformers' equal norms and biases would hide swapped tensors. The scales are
     chosen so that greedy answers vary.
     """
     import transformers
@@ -92,7 +91,8 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
             elif name.endswith("bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                weight.copy_(0.25 * torch.randn_like(weight))  # If tied, this scales the logits.
+                # Small, because a tied embedding scales the logits.
+                weight.copy_(0.25 * torch.randn_like(weight))
             else:
                 weight.copy_(torch.randn_like(weight) / weight[0].numel() ** 0.5)
     model.save_pretrained(folder)
@@ -100,7 +100,7 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
 
 
 def described(folder):
-    """Return the NetworkConfig of a folder that `make_reference` wrote."""
+    """Return the NetworkConfig for a folder from `make_reference`."""
     path = folder / "config.json"
     return describe(Fields(json.loads(path.read_text()), path, ""))
 
@@ -129,9 +129,7 @@ def reference_logits(model, ids):
 
 
 def run_prompts(model: Network, prompts, steps, attention):
-    """Return each prompt's logits [n, vocab]. `steps`: for each step, pairs (row, number of tokens to
-    compute).
-    """
+    """Return each prompt's logits [n, vocab]. `steps`: (row, number of tokens) pairs for each step."""
     done = [0] * len(prompts)
     logits = [[] for _ in prompts]
     for rows in steps:

@@ -1,5 +1,5 @@
-"""Tests that docs/reference/limits.md shows the limits in the code, and that tests/project/limits.toml
-describes each limit.
+"""Tests that docs/reference/limits.md shows the code's limits, and that tests/project/limits.toml describes
+each limit.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Drives a headless Chromium over its debugging pipe, with JSON messages that end with a zero byte."""
+"""Drives a headless Chromium over its debugging pipe. Messages are JSON and end with a zero byte."""
 
 import base64
 import json
@@ -20,14 +20,14 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """A Chromium with an open page of `width` x `height` pixels. `errors` lists the errors and policy
-    violations that the page logged.
+    """A Chromium with a page of `width` x `height` pixels. `errors`: the page's errors and
+    policy violations.
     """
 
     def __init__(self, *, width: int = 1440, height: int = 900, dark: bool = False, timeout: float = 60):
         self.errors: list[str] = []
         self._timeout, self._number, self._buffer = timeout, 0, b""
-        # The browser's child processes may write to this folder for a moment after the browser has ended.
+        # Child processes may write to this folder shortly after the browser has ended.
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         # The browser reads `ours` as descriptor 3 and writes to `its` as descriptor 4.
         ours, its = os.pipe(), os.pipe()
@@ -41,7 +41,7 @@ class Browser:
             "--remote-debugging-pipe",
             "about:blank",
         ]
-        # The shell moves both pipe ends to the descriptors that the browser expects.
+        # The shell moves both pipe ends to descriptors 3 and 4.
         script = f'exec "$@" 3<&{ours[0]} 4>&{its[1]}'
         self._process = subprocess.Popen(
             ["bash", "-c", script, "browser", *command],
@@ -99,15 +99,13 @@ class Browser:
         self.wait("Boolean(window.mmengineReport)")
 
     def run(self, script: str):
-        """Evaluate an expression in the page, and return its value. If the value is a promise, it is
-        awaited.
-        """
+        """Evaluate an expression in the page, await a promise, and return the value."""
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression in the page is true, because a busy page handles input late."""
+        """Wait until an expression in the page is true."""
         end = time.monotonic() + self._timeout
         while not self.run(condition):
             assert time.monotonic() < end, f"it never came true: {condition}"
@@ -131,7 +129,7 @@ class Browser:
         os.close(self._out)
         self._process.terminate()
         self._process.wait(10)
-        with suppress(ProcessLookupError):  # No child process is left.
+        with suppress(ProcessLookupError):  # no child process remains
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._in)
         self._home.cleanup()

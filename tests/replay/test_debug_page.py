@@ -1,5 +1,5 @@
-"""Tests the debugger's page of a small log: in a browser its commands print what the terminal's print, and
-hostile texts are never HTML.
+"""Tests the debugger's HTML page for small logs. Its commands print the same as the terminal's, and texts
+from a log are escaped.
 """
 
 import base64
@@ -56,9 +56,7 @@ def told(session, line):
 
 
 def plain(answer):
-    """Return an answer with sorted rows in `difference` tables, because the page may collect these rows in
-    another order.
-    """
+    """Return an answer with sorted rows in `difference` tables, whose order may differ."""
     blocks, failed = answer
     for block in blocks:
         if block.get("title") == "difference":
@@ -94,7 +92,7 @@ def open_page(browser, page):
 def test_the_page_prints_what_the_terminal_prints(browser, logs, name):
     open_page(browser, logs[1][name])
     session = Session(open_debugger(logs[0][name], Findings()))
-    for line in ("goto end", "goto start"):  # The page has also read the whole log.
+    for line in ("goto end", "goto start"):  # Like the page, the session has then read the whole log.
         session.run(line)
     got = browser.run(f"mmengineDebugger.answers({json.dumps(SCRIPT)})")
     for line, answer in zip(SCRIPT, got, strict=True):
@@ -184,7 +182,7 @@ def test_it_is_used_with_the_keyboard(logs, width, height, dark):
 
 
 def test_the_page_is_one_file_for_small_logs(logs, tmp_path, monkeypatch):
-    # This process has imported all modules with commands. A new process imports them only for the page.
+    # A new process tests that writing the page imports the commands' modules.
     done = run_cli("log", "report", str(VLLM), "--debug", "-o", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "page.html").read_text()

@@ -1,4 +1,4 @@
-"""Tests where `diff` finds the first difference between two logs, and how it classifies the difference."""
+"""Tests that `diff` finds and classifies the first difference between two logs."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ def folder(tmp_path_factory):
 
 
 def changed(log, folder, change):
-    """Copy a log to `folder`, and replace each event by the event that `change` returns. If `change` returns
-    None, the event is kept; if [], the event is dropped.
+    """Copy a log to `folder` with events changed. `change` returns a new event, None to keep the event, or []
+    to drop it.
     """
     writer = LogWriter(folder)
     for record in LogReader(log):
@@ -73,7 +73,7 @@ def test_a_different_token_is_an_input_difference(folder, tmp_path):
 
 
 def test_shapes_are_compared_without_content(folder, tmp_path):
-    """With `shapes`, logs with other tokens are equal, but logs with other decisions are not."""
+    """With `shapes`, different tokens are no difference, but different decisions are."""
 
     def other(event, step):
         if isinstance(event, ev.Executed) and event.token_ids:
@@ -109,9 +109,7 @@ def test_a_log_that_ends_before_the_other(folder, tmp_path):
 
 
 def test_requests_may_be_matched_in_order(tmp_path):
-    """`diff` can match requests by their arrival order if their ids differ, and compare only shapes if their
-    prompts differ too.
-    """
+    """Requests with different ids are matched by arrival order, and different prompts by shape."""
     for seed in (1, 2):
         busy_run(tmp_path / f"{seed}", seed, mixed=True)
         redact(tmp_path / f"{seed}", tmp_path / f"{seed}-public", bytes(16))
@@ -124,7 +122,7 @@ def test_requests_may_be_matched_in_order(tmp_path):
 
 
 def test_rows_and_blocks_are_ignored(tmp_path):
-    """In the second log request y arrives first, so request x gets another row and other blocks."""
+    """A request's row and block numbers do not count. In the second log, request y arrives first."""
     config = settings_of(num_blocks=33, enable_prefix_caching=False)
     for name, order in {"one": ("x", "y"), "two": ("y", "x")}.items():
         core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / name))

@@ -1,4 +1,6 @@
-"""Tests how `log verify` describes a divergence: both decisions, the likely rule, and the next commands."""
+"""Tests that `log verify` describes a divergence with both decisions, the likely rule and the
+next commands.
+"""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Tests the step times of a what-if simulation: what is fitted to a log, and how times are drawn."""
+"""Tests the step times of a what-if simulation: fitting them to a log, and drawing times."""
 
 from bisect import bisect_left
 from dataclasses import replace
@@ -35,9 +35,9 @@ def work_of(kind, rows, tokens):
 
 
 def steps_of(rng, count, *, slow_from=2.0, arrival_ns=0, pause_share=0.0):
-    """Return the steps of a log. From the share `slow_from` of the log on, steps take twice as long. Each
-    arrival adds `arrival_ns` to its step and to the step before. `pause_share`: the share of steps with a
-    pause of 20 ms.
+    """Return a log's steps. `slow_from`: after this share of the log, steps take twice as long. `arrival_ns`:
+    added by an arrival to its step and to the step before. `pause_share`: share of steps with a pause of 20
+    ms.
     """
     steps, now, follows = [], 0, False
     for number in range(count):
@@ -61,7 +61,7 @@ def time_of(step):
 
 
 def draw(steps, times, seed=0):
-    """Return drawn times for the work of a log's steps."""
+    """Return a drawn time for each step's work."""
     drawn, found = DrawnTimes(times, np.random.default_rng(seed), overlaps=False), []
     for step in steps:
         if step.is_first:
@@ -80,7 +80,7 @@ def test_drawn_times_are_spread_like_the_logged_times(seed, pause_share):
     assert np.median(found) == pytest.approx(np.median(logged), rel=0.05)
     is_pause = found > 15e6
     assert is_pause.mean() == pytest.approx(pause_share, abs=0.03)
-    # A pause is as long as in the log, and not a multiple of the step's time.
+    # A pause is as long as in the log; the step's slowness does not scale it.
     assert not is_pause.any() or found.max() < 20e6 + 2 * NS[PROMPT]
 
 
@@ -117,7 +117,7 @@ def test_an_arrival_delays_the_step_and_the_step_before():
 
 @pytest.mark.parametrize("slow_from", [2.0, 0.0])
 def test_delayed_steps_are_spread_like_the_logged_ones(slow_from):
-    """A delayed step's time varies as much as that of a single logged step, not of two steps."""
+    """A delayed step's time varies like a logged step's time."""
     steps = steps_of(np.random.default_rng(1), 4000, slow_from=slow_from, arrival_ns=500_000)
     times = fit_times(steps, overlaps=False)
     drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
@@ -143,7 +143,7 @@ def test_a_request_may_arrive_in_the_time_by_which_it_delays_a_step(monkeypatch)
 
 
 def test_delays_are_not_longer_because_long_steps_get_arrivals(monkeypatch):
-    """Arrivals at random times hit long steps more often. The log's delays already contain this bias."""
+    """Random arrivals occur more often in long steps. The log's delays already contain this bias."""
     rng, steps, now, arrivals = np.random.default_rng(6), [], 0, []
     next_ns = 0
     for _ in range(6000):
@@ -186,7 +186,7 @@ def test_a_request_delays_one_step_before_its_arrival(monkeypatch):
 
 
 def episodes_of(rng, count, length):
-    """Return steps of a machine that is twice as slow in every second episode of `length` steps."""
+    """Return a log's steps, twice as slow in every second episode of `length` steps."""
     steps, now = [], 0
     for number in range(count):
         own_ns = NS[DECODE] * rng.lognormal(0, 0.1) * (1 + number // length % 2)
@@ -197,7 +197,7 @@ def episodes_of(rng, count, length):
 
 @pytest.mark.parametrize("length", [100, 500])
 def test_slow_episodes_stay_episodes(length):
-    """Steps after an idle time are as slow as the steps before."""
+    """An idle time does not end a slow episode."""
     steps = episodes_of(np.random.default_rng(3), 8000, length)
     drawn = DrawnTimes(fit_times(steps, overlaps=False), np.random.default_rng(0), overlaps=False)
     now, times = 0, []
@@ -213,8 +213,8 @@ def test_slow_episodes_stay_episodes(length):
 
 
 def test_the_slowness_is_the_logs_at_this_time():
-    """With every second slice left out, as in the calibration, all steps together are as slow as the log's,
-    with any seed. A slow episode is neither drawn twice nor left out.
+    """Times fitted to every second slice, as in the calibration, add up to the log's total with any seed. A
+    slow episode is neither repeated nor left out.
     """
     steps = episodes_of(np.random.default_rng(4), 8400, 600)
     half = [step for number, step in enumerate(steps) if number // 70 % 2]
@@ -252,7 +252,7 @@ def test_slices_are_equal_and_not_small(count):
 
 @pytest.mark.parametrize("num_late", [0, 50, 4000])
 def test_both_halves_have_steps_after_the_last_arrival(num_late):
-    """An engine under an overload works long after the last arrival."""
+    """An overloaded engine works long after the last arrival."""
     steps = [TimedStep(work_of(DECODE, 4, 4), 10**6, 0, number * 10**6) for number in range(4000 + num_late)]
     measured = SimpleNamespace(meter=SimpleNamespace(arrived_ns=np.arange(1000) * 4 * 10**6), steps=steps)
     halves = _halves(measured, slices_of(1000))
@@ -266,7 +266,7 @@ def test_both_halves_have_steps_after_the_last_arrival(num_late):
     st.integers(0, 9),
 )
 def test_arrivals_move_back_within_their_slack(moves, seed):
-    """Each move has the number of steps and the ns since the move before, and the slack in ns."""
+    """`moves`: (steps since the last arrival, ns since the last arrival, slack in ns)."""
     observations, step, now = [], 0, 10**7
     for more, later_ns, slack_ns in moves:
         step, now = step + more, now + later_ns

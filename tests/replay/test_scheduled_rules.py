@@ -1,4 +1,4 @@
-"""Tests that the fast check of SCHEDULED accepts only events that break no rule of the complete checks."""
+"""Tests that the fast check of SCHEDULED accepts only events that the complete checks accept."""
 
 import random
 
@@ -15,7 +15,7 @@ from tests.replay.runs import busy_run
 
 
 def spoiled(event, rng, num_blocks):
-    """Return the event with a random change to its column of new blocks."""
+    """Return the event with a random change in new_blocks."""
     blocks = np.frombuffer(event.new_blocks, np.int32).copy()
     how = rng.randrange(5)
     if how == 0 or not len(blocks):

@@ -44,7 +44,9 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
 
 
 def test_near_ties_are_left_to_the_caller(monkeypatch):
-    """Every second row is marked UNSURE and drawn by torch, because real near ties are too rare to test."""
+    """torch draws tokens for rows with near ties. Real near ties are rare, so every second row is marked
+    UNSURE.
+    """
     random = np.random.default_rng(4)
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)
     logits = random_logits(random, 8, 300)

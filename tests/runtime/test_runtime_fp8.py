@@ -1,4 +1,4 @@
-"""Tests of K and V in fp8 on a CPU: tokens equal those of a model that rounds K and V itself."""
+"""Tests an fp8 KV pool on a CPU: a model that rounds K and V itself generates the same tokens."""
 
 import pytest
 import torch
@@ -12,9 +12,7 @@ from tests.spec_decode.equality import answers, assert_same, mixed
 
 
 class Rounding(ToyModel):
-    """A model that rounds k and v to fp8 in its layers, so that a dense pass sees the values of an fp8
-    pool.
-    """
+    """A model that rounds k and v to fp8, as an fp8 pool does."""
 
     def forward(self, embeds, deepstack, positions, attention):
         class Port:
@@ -46,7 +44,7 @@ def test_tokens_equal_rounded_keys_and_values():
     "other", [{"num_blocks": 40, "swap_blocks": 30, "preempt_mode": "swap"}, {"spec": "eagle3"}]
 )
 def test_swapping_and_drafting_change_no_token(other):
-    """With an fp8 pool, preemption by swapping and drafts with a head change no answer."""
+    """With an fp8 pool, swapping and EAGLE-3 drafts change no answer."""
     asked = mixed(10, seed=3, most_tokens=20)
     common = {"kv_dtype": "fp8", "max_num_seqs": 6, "token_budget": 96, "max_model_len": 400, "spec": "none"}
     assert_same(answers(asked, **{**common, **other}), answers(asked, **common))

@@ -1,6 +1,4 @@
-"""Tests of free memory, and of the number of threads, which depends on the machine, the model, the
-environment and the setting.
-"""
+"""Tests the available memory, and the number of threads for a machine, model, environment and setting."""
 
 import os
 import threading
@@ -17,8 +15,8 @@ from mmengine.serve.engine.engine import Engine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a function that makes a machine with `num_cpus` CPUs, two per core, and returns the machine's
-    root folder.
+    """Return a function that simulates a machine with `num_cpus` CPUs, `siblings` per core, and returns the
+    machine's root folder.
     """
 
     def make(num_cpus, files=(), siblings=2):
@@ -132,7 +130,7 @@ def test_an_engine_sets_the_number_and_gives_it_back(monkeypatch):
         assert torch.get_num_threads() == 3
         with Engine(device="cpu", config=EngineConfig(num_blocks=8, num_threads=2)):
             assert torch.get_num_threads() == 2
-            torch.set_num_threads(4)  # a later choice of the host program is kept
+            torch.set_num_threads(4)  # the host program's later choice is kept
         assert torch.get_num_threads() == 4
         assert seen == [1]
     finally:

@@ -1,4 +1,4 @@
-"""A decoder that does what its files say, for tests of decoder processes."""
+"""A misbehaving decoder for tests of decoder processes. Each file's text names the fault."""
 
 import ctypes
 import os
@@ -22,10 +22,10 @@ def decode(media):
     data = media.data[0] if isinstance(media.data, tuple) else media.data
     what, _, number = bytes(data).decode().partition(" ")
     match what:
-        case "rows":  # as many bytes as the file says, and the decoder's process id
+        case "rows":  # returns `number` bytes, and the process id
             rows = np.full((int(number) // 1024, 1024), os.getpid() % 251, np.uint8)
             return DecodedMedia(rows, (1, os.getpid(), os.nice(0)), (0.5,))
-        case "times":  # what the process got about the frames' times
+        case "times":  # returns the frame times that the process received
             fps, indices, total = media.times
             return DecodedMedia(np.zeros((1, 8), np.uint8), (total, *indices), (), 1.5, interval=1 / fps)
         case "crash":
@@ -41,7 +41,7 @@ def decode(media):
             kept = []
             while True:
                 kept.append(np.ones(2**22, np.uint8))
-        case "eaten":  # like a parser that reports any error as unreadable data
+        case "eaten":  # reports a MemoryError as unreadable data
             try:
                 np.ones(2**40, np.uint8)
             except MemoryError:
@@ -52,7 +52,7 @@ def decode(media):
             raise InvalidMedia(f"{media.where} is no image")
         case "bug":
             raise KeyError(what)
-        case "lie":  # a wrong shape: the data are shorter
+        case "lie":  # the shape claims more data
             rows = np.zeros((512, 1024), np.uint8)
             return DecodedMedia(_Lying(rows), (1, 1, 1))
         case "modules":
@@ -64,7 +64,7 @@ def decode(media):
 
 
 class _Lying:
-    """Rows whose `shape` claims twice as many rows as there are data."""
+    """An array whose `shape` claims twice its rows."""
 
     def __init__(self, rows):
         self.rows, self.shape, self.nbytes = rows, (2 * rows.shape[0], rows.shape[1]), rows.nbytes

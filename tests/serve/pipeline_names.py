@@ -1,4 +1,4 @@
-"""The names that pipeline_calls.py uses: pictures, prompts, tools, datasets, streamers."""
+"""Defines the names in pipeline_calls.py: pictures, prompts, tools, datasets and streamers."""
 
 import base64
 import io
@@ -56,7 +56,7 @@ def user(*parts):
 
 
 class Media:
-    """Pictures and a video clip. Their files are in `folder`."""
+    """Pictures and a video clip, with files in `folder`."""
 
     def __init__(self, folder):
         import random
@@ -98,7 +98,7 @@ class Media:
 
 
 def prompts(media):
-    """Return chats, texts, and template variables."""
+    """Return chats, texts and template variables."""
     hello, prompt = [user(text_part("Hello"))], SAID.format(f"{PLACEHOLDER}What is in it?")
     pictures = media.picture, media.second_picture
     return {
@@ -127,7 +127,7 @@ def prompts(media):
 
 
 def unchanging():
-    """Return names that are the same on both sides."""
+    """Return the names that transformers' calls and mmengine's share."""
     from torch.utils.data import Dataset, IterableDataset
 
     class Listed(Dataset):

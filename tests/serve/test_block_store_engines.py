@@ -1,6 +1,4 @@
-"""Engines share a folder of KV blocks: computed blocks are available to other engines and after a restart,
-and no answer changes.
-"""
+"""Tests that engines share KV blocks through a folder, also after a restart, and that no answer changes."""
 
 import os
 import threading
@@ -26,7 +24,7 @@ def config(folder, **settings) -> EngineConfig:
 
 
 def answered(settings, prompt=QUESTION, log=None, **options):
-    """Return the answer's tokens, the core's counters, and the block store."""
+    """Return the answer's tokens, the engine's counters and the block store."""
     with Engine(config=settings, log=log) as engine:
         (answer,) = engine.generate([prompt], max_tokens=options.pop("max_tokens", 12), **options)
         return answer.token_ids, engine.stats(), engine.built.store
@@ -79,9 +77,7 @@ def test_outputs_from_another_engine_are_continued(copied, expected):
 
 
 def blocks_of(folder):
-    """Return the files of the most frequent size, which are the KV blocks: files of a kind have the same
-    size.
-    """
+    """Return the files with KV blocks: the files of the most frequent size."""
     sizes: dict[int, list] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -117,7 +113,7 @@ def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected)
         before = {path: path.read_bytes() for path in blocks_of(folder)}
         for path in before:
             path.unlink()
-        for number in range(6):  # until other prompts have taken the blocks in memory
+        for number in range(6):  # other prompts evict the blocks in memory
             engine.generate([QUESTION], max_tokens=4, cache_salt=str(number))
         assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected
         assert settled(engine) > put
@@ -141,7 +137,7 @@ def test_a_hostile_value_is_not_read_beyond_its_bounds(copied, expected):
 
 
 class Hanging(FolderStore):
-    """A store that never answers."""
+    """A store that does not answer."""
 
     over = threading.Event()
 
@@ -165,7 +161,7 @@ def test_a_hanging_store_delays_only_its_own_requests(tmp_path, expected):
 
 
 def test_encoder_outputs_come_where_the_prefix_does_not(copied, tmp_path, monkeypatch):
-    """With another text before the image, no KV block can be reused, but the image's encoder output can."""
+    """With another text before the image, only the image's encoder output is reused."""
     prompt = [{"role": "system", "content": "You are brief."}, *QUESTION]
     with Engine(config=EngineConfig(num_blocks=128, max_model_len=512)) as engine:
         alone = engine.generate([prompt], max_tokens=12)[0].token_ids

@@ -1,4 +1,4 @@
-"""Stalls are visible as readiness reasons and as metrics."""
+"""Tests that stalls appear in readiness and metrics."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ from tests.serve.serve_fakes import builder
 
 
 def samples(text):
-    """Return values by name and label values."""
+    """Return metric values by (name, label values)."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

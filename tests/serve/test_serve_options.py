@@ -1,4 +1,4 @@
-"""Options have the same names and checks on every path into the engine."""
+"""Tests that options have the same names and checks in all of the engine's calls."""
 
 import asyncio
 import re

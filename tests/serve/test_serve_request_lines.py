@@ -1,4 +1,4 @@
-"""Request lines that are not JSON or not Unicode: each answer still names its request."""
+"""Tests that an error for an invalid request line (no JSON, no Unicode) has the line's custom_id."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.cli.test_cli_resume import run as run_batch
 from tests.serve.serve_fakes import builder
 
 ASKED = '"messages":[{"role":"user","content":"hello"}]}'
-# The line; its custom_id, if known; its error.
+# (line, custom_id if readable, error)
 LINES = [
     (r'{"custom_id":"a\ud800",' + ASKED, "a\ud800", r"custom_id holds an unpaired surrogate (\ud800)"),
     (

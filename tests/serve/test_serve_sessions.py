@@ -1,5 +1,5 @@
-"""engine.session() on the embedded checkpoint: a session's answers equal those to a request with the same
-content.
+"""Tests engine.session() with the embedded checkpoint: a request with the same content gets the
+same answer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.running import SlowEcho
 
 QUESTION = "Which colour?"
-SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # a fixed frame size, for a video of any length
+SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # a fixed frame size for videos of any length
 
 
 def picture(number, side=64):
@@ -49,7 +49,7 @@ def engine():
 
 
 def cold(engine, messages, **options):
-    """Run a request without any cached tokens."""
+    """Return the answer to a request without cached tokens."""
     engine._core.reset_prefix_cache()
     return engine.generate([Prompt(messages, media_options=SIDE)], **options)[0]
 
@@ -69,7 +69,7 @@ def test_frames_and_a_question_are_one_cold_request(engine):
 
 
 def test_answers_stay_and_the_conversation_goes_on(engine):
-    """A session with images, texts and two questions has the same prompt as a chat with the same turns."""
+    """A session's prompt equals the prompt of a chat with the same turns."""
     image = {"type": "image", "image": picture(3)}
     with engine.session() as session:
         session.append(["Look: ", image])
@@ -107,9 +107,7 @@ def test_a_form_and_a_stop_go_with_a_question(engine):
 
 
 def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
-    """A session that begins anew is prefilled like any prompt. Its answer equals the answer to a request with
-    only the kept content.
-    """
+    """A shortened session's answer equals the answer to a request with only the kept content."""
     with engine.session(system="Watch.", length=130, keep=80, media_options=SIDE) as session:
         session.append("The door is red. ", anchor=True)
         lengths = []
@@ -167,8 +165,8 @@ def test_media_in_memory_have_a_limit():
 
 
 def test_a_session_goes_on_in_the_next_process(tmp_path):
-    """The session's KV blocks are gone, but its images are in the media store. The answer is the same, and
-    the files are removed with the session.
+    """The media store keeps a session's images over a restart, and deletes their files with the session. The
+    answer stays the same.
     """
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
@@ -196,7 +194,7 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
 
 
 def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
-    """The files of an idle session are removed although no request comes."""
+    """An idle session's files are deleted without another request."""
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
         for number, idle_s in enumerate((0.1, 0)):
@@ -214,7 +212,7 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
 def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
-    """Preparation threads decode images again up to media_ahead_bytes, and engine steps decode the rest."""
+    """Preparation threads decode images up to media_ahead_bytes again, and engine steps decode all others."""
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:
         session = engine.session("door")
@@ -255,7 +253,7 @@ def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path,
 
 
 def test_a_session_survives_a_kill_at_any_step(tmp_path):
-    """The log is copied after each step, as a kill leaves it, and another process continues each copy."""
+    """The log is copied after each step, and a new engine resumes each copy."""
 
     def echo(log, resume=None):
         return Engine(builder=builder(processor=TurnEcho()), log=log, resume=resume)

@@ -1,7 +1,7 @@
 """Measures the response time of GET /health/live while 600 calls arrive within a second.
 
-`python -m tests.server.health_under_calls [options of the server]`. The server and the sender are separate
-processes. This process opens a new connection for each probe.
+`python -m tests.server.health_under_calls [options of the server]`. The server and the sender of calls are
+separate processes. Each request to /health/live has a new connection.
 """
 
 import json
@@ -21,7 +21,7 @@ _SEND = "import sys; from tests.server.health_under_calls import send; send(int(
 
 
 def send(port: int) -> None:
-    """Send all calls, each on a connection of its own, and print the statuses of the answers."""
+    """Send all calls on separate connections, and print the statuses of the responses."""
     message = {"role": "user", "content": "What is a triangle? " * 20}
     body = json.dumps({"messages": [message], "max_tokens": 2, "stream": True}).encode()
     statuses = []
@@ -68,7 +68,7 @@ class Repeated(threading.Thread):
 
 
 def measured(arguments: list[str] | None = None) -> dict[str, object]:
-    """Run the measurement and return its results. Times are in milliseconds."""
+    """Run the measurement, and return the results. Times are in milliseconds."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         server, port = started([*(arguments or []), "--no-request-log"], Path(folder) / "err")
@@ -77,7 +77,7 @@ def measured(arguments: list[str] | None = None) -> dict[str, object]:
             sender = subprocess.Popen(
                 [sys.executable, "-c", _SEND, str(port)], stdout=subprocess.PIPE, text=True
             )
-            # The event loop answers /version, so these times show how the calls delay the event loop.
+            # The event loop answers /version, so these times show the event loop's delay.
             begun, both = time.perf_counter(), [Repeated(port, path) for path in ("/health/live", "/version")]
             for each in both:
                 each.start()

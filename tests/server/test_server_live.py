@@ -1,4 +1,4 @@
-"""Tests the page /live, its event stream, and the routes that answer its questions about the log."""
+"""Tests the page /live, its event stream, and its routes for questions about the log."""
 
 import hashlib
 import http.client
@@ -15,7 +15,7 @@ from tests.server.openai_answers import named_events
 from tests.server.running import SlowEcho, served, wait_for
 
 KEY = {"authorization": "Bearer secret"}
-OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # The prefix of this key's request ids in the log.
+OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # The key's prefix for request ids in the log.
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_page_gets_past_and_new_events(one, monkeypatch):
         if "before" in text and "while" not in text and not ids:
             chat(server, "while")
         if text.endswith("\n\n"):
-            found = named_events(text)  # Pings are comments, which are skipped.
+            found = named_events(text)  # Skips pings, which are comments.
             assert not found or (found[0][0] == "begin" and found[0][1]["config"]["max_num_seqs"])
             ids = [name for kind, event in found if kind == "more" for name in event["lanes"]["ids"]]
     assert ids.index(f"{OWNER}:before") < ids.index(f"{OWNER}:while")

@@ -1,4 +1,4 @@
-"""Tests `mmengine simulate`: it reads and writes files, and reports each error in one line."""
+"""Tests the files and error messages of `mmengine simulate`."""
 
 import json
 import sys
@@ -84,9 +84,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 
 
 def test_two_steps_in_flight(tmp_path):
-    """The log can be verified. `--decisions` is refused, because its records describe steps that run one
-    after the other.
-    """
+    """`--decisions` is refused, because its records describe consecutive steps."""
     config = tmp_path / "two.json"
     config.write_text('{"max_in_flight": 2}')
     requests = tmp_path / "r.jsonl"

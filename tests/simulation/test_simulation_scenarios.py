@@ -1,5 +1,5 @@
-"""Tests whole runs of small scenarios. Each run makes the decisions that were checked by hand, and keeps the
-invariants that hold for all runs.
+"""Tests simulations of small scenarios: each makes the decisions that were checked by hand, and satisfies
+general invariants.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tests that each row gets drafts from the first drafter that has any, within that drafter's limit and the
+"""Tests that each row gets drafts from the first drafter with drafts, within the drafter's limit and the
 row's grammar.
 """
 
@@ -15,13 +15,13 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.request.spec import grammar_of
 
 VOCAB, ROWS, MOST, LONGEST = 50, 4, 5, 40
-FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # the rows for which each drafter has drafts
+FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # for each drafter, the rows with drafts
 REGEX = grammar_of(grammar={"regex": "a*"})
 NOBODY = np.zeros((0, 0), np.int32)
 
 
 def drafter(number, rows_of):
-    """Return a drafter that proposes the token `number` as often as allowed, for the rows in `rows_of`."""
+    """Return a drafter that drafts the token `number` up to the limit, for the rows in `rows_of`."""
 
     def propose(rows, texts, most):
         counts = np.where(np.isin(rows, rows_of), most, 0)
@@ -36,8 +36,8 @@ def drafter(number, rows_of):
 
 
 def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
-    """Return (drafter, number of drafts) for each row, None for a row without drafts. Rows in `bound` have a
-    grammar.
+    """Return (drafter, number of drafts) for each row, or None for a row without drafts. `room`: draft limits
+    [drafters, rows]. `bound`: rows with a grammar.
     """
     rows = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     drafters = [drafter(number, of) for number, of in enumerate(FOR)]
@@ -64,7 +64,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         (None, [(0, 5)] * 4),
         (NOBODY, [None] * 4),
         ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
-        # The third drafter has the second drafter's limits.
+        # The last limits also apply to the third drafter.
         ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),
         ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),
@@ -77,7 +77,7 @@ def test_drafters_and_draft_counts_of_each_row(room, want):
 @pytest.mark.parametrize(
     "settings, count",
     [
-        ({"max_tokens": 4}, 2),  # one token exists, and the last token is not drafted
+        ({"max_tokens": 4}, 2),  # one token exists; the last is never drafted
         ({"max_tokens": 2}, 0),
         ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # LONGEST tokens in all
         ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),
@@ -88,7 +88,7 @@ def test_drafts_fit_the_remaining_answer(settings, count):
 
 
 def test_drafts_fit_the_grammar():
-    """Drafts that the grammar does not allow are cut before they are logged. Row 2 has no grammar."""
+    """Drafts that the grammar does not allow are dropped. Row 2 has no grammar."""
     matchers = SimpleNamespace(num_allowed=lambda row, drafts: min(row, len(drafts)))
     found = drafted(None, bound=(0, 1, 3), matchers=matchers)
     assert found == [None, (0, 1), (0, 5), (0, 3)]

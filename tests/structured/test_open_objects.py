@@ -1,4 +1,4 @@
-"""Test that an object's unnamed keys may be any keys, in any spelling, except the named keys."""
+"""Tests that an object's additional keys may be any keys except the named keys, in any JSON spelling."""
 
 import json
 
@@ -53,9 +53,7 @@ def test_a_named_key_has_its_own_schema() -> None:
 
 
 def test_names_are_not_spelled_out_in_the_pattern_of_other_keys() -> None:
-    """A single pattern that spells out all names would take a millisecond per mask and fail with long
-    names.
-    """
+    """A pattern with all names would take a millisecond per mask, and fail with long names."""
     names = {f"{'long' * 30}{number}": A for number in range(100)}
     text = Grammar({"type": "object", "properties": names}).text
     (pattern,) = json.loads(text)["patternProperties"]

@@ -1,5 +1,5 @@
-"""Test that masks accept the same strings as a backtracking matcher, for patterns alone and with length
-limits. No pattern ends an answer early.
+"""Tests that grammars for patterns, with and without length limits, accept the same strings as
+Python's `re`.
 """
 
 import json

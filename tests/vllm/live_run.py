@@ -1,8 +1,8 @@
-"""Runs vLLM with the embedded checkpoint on requests with and without images, with aborts, in few KV blocks.
+"""Runs vLLM with the embedded checkpoint, few KV blocks, images and aborted requests.
 
     build/vllm/bin/python -m tests.vllm.live_run SCHEDULER_CLASS [--num 20]
 
-Prints the answers as one line of JSON.
+Prints the answers as a line of JSON.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from mmengine_shapes.scenes import random_scene
 
 
 def prompts(tokenizer, count, rng):
-    """Return (prompt, sampling) for each request; some images occur several times."""
+    """Yield (prompt, sampling) for each request. Some images occur several times."""
     shared = [random_scene(rng, side=side) for side in (128, 256)]
     for number in range(count):
         kinds = [], [rng.choice(shared)], [random_scene(rng, side=192)], [], [shared[0], shared[1]]

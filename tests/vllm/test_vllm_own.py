@@ -1,4 +1,4 @@
-"""Tests `verify --with vllm` without vLLM, and the text that describes KV groups."""
+"""Tests `verify --with vllm` without vLLM, and the description of KV groups."""
 
 import importlib.util
 import json

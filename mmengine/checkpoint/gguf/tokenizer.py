@@ -16,9 +16,9 @@ from mmengine.errors import ModelError
 class PreTokenizer:
     """How a text is split before BPE merges.
 
-    `pattern`: a regular expression that matches one piece; "" for GPT-2's pattern. `ignore_merges`: a piece
-    that equals a token becomes this token without merges. `adds_bos`: whether texts begin with BOS if the
-    file has no add_bos_token.
+    `pattern`: a regular expression that matches one piece; "" for GPT-2's pattern. `ignore_merges`: whether a
+    piece that equals a token becomes this token without merges. `adds_bos`: whether texts begin with BOS if
+    the file has no add_bos_token.
     """
 
     pattern: str = ""
@@ -176,10 +176,9 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids of the tokens that end an answer, starting with eos_token_id.
-
-    Ids from the file's keys come first, then control tokens with a name in _END_NAMES. An ordinary token with
-    such a name does not end an answer: Qwen2.5 may write `</s>` in a text about HTML.
+    """Return the ids of the tokens that end an answer: eos_token_id and other keys of the file, then control
+    tokens with a name in _END_NAMES. An ordinary token with such a name does not end an answer: Qwen2.5 may
+    write `</s>` in a text about HTML.
     """
     ids, (tokens, types) = token_ids(container), _tokens(container)
     named = [ids[name] for name in _ENDS if name in ids]

@@ -57,8 +57,8 @@ class Piece:
 
 
 def piece_of(state: State, record: Record) -> Piece:
-    """Return a record split by row. `state`: the state before the record. Raises an error for an impossible
-    record.
+    """Return a record split by row. `state`: the state before the record. Raises an error for a record that
+    the state does not allow.
     """
     event = record.event
     match event:
@@ -127,7 +127,7 @@ def _each(values: np.ndarray) -> Share:
 
 
 def _runs(column: bytes, counts: np.ndarray) -> Share:
-    """Return the share for a column in which row n has `counts[n]` values."""
+    """Return the Share for a column with `counts[n]` values for row n."""
     return Share(_ints(column), np.cumsum(counts, dtype=np.int64))
 
 

@@ -1,5 +1,5 @@
 """Explains a request's history: waits, prefix cache hits, and blocks and encoder outputs that other requests
-took. Each claim is derived from the state just before the explained decision.
+took. Each claim comes from the state just before the explained decision.
 """
 
 from pathlib import Path
@@ -316,8 +316,8 @@ class _Inquiry:
         self._claim(record, "prefix cache", text, **facts)
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Add a claim for each of the request's media items in `encode`. `row`: the row of an admission, or
-        None for a request that has a row.
+        """Add a claim for each of the request's media items in `encode`. `row`: the request's new row, or
+        None for a running request.
         """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():

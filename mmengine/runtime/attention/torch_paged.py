@@ -32,8 +32,7 @@ class Group:
 
     `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
     pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
-    for prefill. None: in decode, all rows have kv_len tokens; in prefill, query i attends to the tokens 0 to
-    i.
+    for prefill. No mask is needed if all decode rows have kv_len tokens, or if a prefill begins at token 0.
     """
 
     tokens: Places
@@ -124,7 +123,8 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        The result is a view of the workspace and valid until the next call. For an fp8 pool it is a copy.
+        The result is a view of the workspace, valid until the next call. For an fp8 pool the result is a
+        copy.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)

@@ -22,10 +22,10 @@ from mmengine.token_confidence import NUM_LIKELY
 
 @dataclass(frozen=True, slots=True)
 class AllowedWeights:
-    """The allowed tokens' weights at m sampling positions. `indices`: the positions, on the host.
-
-    `log_sum` (the softmax's denominator), `entropy`, `num_allowed`: [m]. `best`, `best_ids`: [m, k], the
-    logits and ids of the k likeliest allowed tokens, in descending order; -inf if fewer tokens are allowed.
+    """Statistics about the allowed tokens at m sampling positions. `indices`: the positions, on the host.
+    `log_sum`: [m], the log of the softmax's denominator. `entropy`, `num_allowed`: [m]. `best`, `best_ids`:
+    [m, k], the logits and ids of the k likeliest allowed tokens, in descending order; -inf if fewer tokens
+    are allowed.
     """
 
     indices: np.ndarray
@@ -72,7 +72,7 @@ class _Allowed(ctypes.Structure):
 
 
 def weigh_allowed(logits: torch.Tensor, masks: Masks, options: np.ndarray) -> AllowedWeights | None:
-    """Return the weights for rows with the option CONFIDENCE, or None without such rows.
+    """Return the AllowedWeights for rows with the option CONFIDENCE, or None without such rows.
 
     `logits`: float32 [s, vocab_size]; on a GPU with `masks` already applied. Does not wait for the device.
     """
@@ -116,7 +116,7 @@ def _weigh_in_kernel(
 
 
 def _weigh(places: np.ndarray, masked: torch.Tensor) -> AllowedWeights:
-    """Return the weights for logits [m, vocab_size]. Disallowed tokens must have -inf."""
+    """Return the AllowedWeights for logits [m, vocab_size]. Disallowed tokens must have -inf."""
     log_sum = masked.logsumexp(-1)
     logprobs = masked - log_sum[:, None]
     likelihoods = logprobs.exp()

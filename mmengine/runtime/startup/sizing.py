@@ -24,7 +24,7 @@ CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV p
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
 STATE_SHARE = 0.125  # maximum share of free memory for the default number of state slots
-GROWTH = 1.5  # a CPU's encoder cache doubles; while it is copied, the old half is in memory twice
+GROWTH = 1.5  # a CPU's encoder cache grows by doubling; during the copy, the old half is in memory twice
 
 
 def resolve(
@@ -184,8 +184,8 @@ def _with_cache(
 ) -> tuple[int, Memory]:
     """Return a GPU's encoder cache size in embeddings, and the memory including the cache.
 
-    By default the cache fits the largest item and one step's encoder budget: while a row reads an item in
-    chunks, steps encode others. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    By default the cache fits the largest item and one step's encoder budget. While a row reads an item in
+    chunks, other items are encoded. Without an encoder (`embed_bytes` 0) no memory is reserved.
     """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
@@ -199,7 +199,7 @@ def _with_cache(
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
     """Return a CPU's default KV pool size in bytes. `full_request`: bytes of a full-length request. `left`:
-    the free memory beside weights and a full encoder cache. The pool gets at most CPU_MEMORY_SHARE of it.
+    the free memory beside weights and a full encoder cache. The pool gets at most CPU_MEMORY_SHARE of `left`.
     Steps and other programs use the rest.
     """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)

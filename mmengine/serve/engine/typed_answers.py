@@ -205,9 +205,8 @@ class TypedAnswers(ABC):
         """Return the boxes in an answer about an image, by JSON pointer, in the image file's pixels.
 
         A box is the value for a key `bbox_2d`, or for a schema with `"x-mmengine-box": true`. `value` has
-        JSON types. Coordinates are converted back from the resized and EXIF-oriented image. `Box.problem`
-        says why a box is outside the image. Raises InvalidRequest if the plugin does not declare a box
-        format.
+        JSON types. Coordinates refer to the image before resizing and EXIF rotation. `Box.problem` says why a
+        box is outside the image. Raises InvalidRequest if the plugin does not declare a box format.
         """
         return answer_boxes(value, schema, image, self.box_unit(), self.processor)
 

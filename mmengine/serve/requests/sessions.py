@@ -65,8 +65,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SessionFacts(NamedTuple):
     """A session's state between two requests.
 
-    `num_requests`: number of requests so far. `live`: the running request's id, or "". `answer`: the last
-    answer's token ids.
+    `num_requests`: number of the session's requests. `live`: the running request's id, or "". `answer`: the
+    last answer's token ids.
     """
 
     session_id: str

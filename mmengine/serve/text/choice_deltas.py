@@ -37,7 +37,7 @@ _AT_STOP = ("string", CUT, "closed")
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
-    """An error in the arguments to the tool call with the index `call`."""
+    """An error in a tool call's arguments. `call`: the tool call's index."""
 
     call: int
     message: str
@@ -70,8 +70,8 @@ ChoiceDelta = tuple[Delta, str | None, str | int | None]
 class ChoiceDeltas:
     """Builds an answer's deltas.
 
-    Stop strings do not apply to tool calls, or, with a `grammar`, to reasoning. With `show_reasoning` False,
-    reasoning is counted but not shown.
+    Stop strings do not apply to tool calls. With a `grammar`, they do not apply to reasoning either. With
+    `show_reasoning` False, reasoning is counted but not shown.
     """
 
     def __init__(
@@ -204,8 +204,8 @@ class ChoiceDeltas:
         return bool(self._loose_calls) or len(self._tokens) > MANY_SCORED_TOKENS
 
     def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
-        """Return a function that checks the arguments of calls without an enforced schema. Return None
-        without such calls. Called at the answer's end. The function returns the errors and may run on any
+        """Return a function that checks the arguments of calls without an enforced schema, or None without
+        such calls. Call this method at the answer's end. The function returns the errors and may run on any
         thread.
         """
         if not self._loose_calls:
@@ -233,7 +233,7 @@ class ChoiceDeltas:
         return self._delta(text)._replace(argument_errors=argument_errors, field_confidence=fields)
 
     def end_reason(self, reason: str) -> str:
-        """Return OpenAI's finish_reason for the engine's finish reason (in ANSWERED)."""
+        """Return OpenAI's finish_reason for the engine's finish reason."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason

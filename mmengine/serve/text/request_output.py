@@ -32,13 +32,13 @@ class Choice:
     """One of the `n` answers to a prompt.
 
     `text` ends before a stop string, but `token_ids` has all sampled tokens. finish_reason is stop, length,
-    repetition, abort, error or rejected. `detail` explains the reason. For example, CUT or CUT_AT_STOP
-    explains the reason "length" with a response format. CLOSED: the engine completed the answer's JSON value.
-    `logprobs` has (token id, logprob) pairs for each token: the sampled token's pair, then the most likely
-    tokens' pairs.
+    repetition, abort, error or rejected. `detail` explains the reason. With a response format, CUT or
+    CUT_AT_STOP explains the reason "length". CLOSED: the engine completed the answer's JSON value. `logprobs`
+    has (token id, logprob) pairs for each token: the sampled token's pair, then the most likely tokens'
+    pairs.
 
     If requested, `field_confidence` has the fields' confidences by JSON pointer. `confidences` then has a
-    value for each token that this process sampled, which are the answer's last tokens.
+    value for each token that this process sampled: the answer's last tokens.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is the
     text before these tokens, and `content` the text after them, or None if the answer ended earlier. Without
@@ -88,7 +88,8 @@ class Completion:
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
         """(token id, logprob) pairs for each prompt token: the token's own pair, then the most likely tokens'
-        pairs. None for the first token, because no token precedes it. None without a request for logprobs.
+        pairs. The first token has None, because no token precedes it. The property is None if logprobs were
+        not requested.
         """
         return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)[1:]]
 
@@ -108,8 +109,8 @@ class Completion:
     def usage(self) -> dict[str, Any]:
         """Token counts under OpenAI's names. prompt_tokens includes the cached tokens.
 
-        If a grammar begins after reasoning, reasoning tokens are included. If tokens were drafted, accepted
-        and rejected draft tokens are included.
+        Reasoning tokens are counted if a grammar begins after reasoning, and draft tokens if tokens were
+        drafted.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, object] = {

@@ -200,7 +200,7 @@ class RequestReaders:
 
 
 def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
-    """Return the error. For an error in the answer format, return a copy with the client's field as path."""
+    """Return the error. If the error concerns the answer format, its path names the client's field."""
     if answer_format.grammar is not None and error.path[:1] == ("grammar",):
         return error.at(_GRAMMAR_NAMES.path(error.path))
     if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:

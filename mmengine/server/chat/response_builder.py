@@ -43,14 +43,12 @@ class ResponseBuilder:
             PromptStream(source, parsed_request, tokenizer, number * num_choices)
             for number, source in enumerate(sources)
         ]
-        self._pending: deque[tuple[PromptStream, RequestOutput]] = (
-            deque()
-        )  # Outputs that are not yet in a frame.
+        # Outputs that are not yet in a frame.
+        self._pending: deque[tuple[PromptStream, RequestOutput]] = deque()
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
-        self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = (
-            None  # Work on a thread, for which later outputs wait.
-        )
+        # Work on a thread, for which later outputs wait.
+        self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = None
 
     async def open(self) -> None:
         """Wait until the engine has accepted all prompts. Raises the engine's errors."""

@@ -68,7 +68,7 @@ async def repeat_answer(
 
 
 def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
-    """Return a grammar request with only the settings that affect streaming. The grammar is not compiled."""
+    """Return a grammar request with only the settings that affect streaming."""
     form, grammar = parsed_request.answer_format.response_format, parsed_request.answer_format.grammar
     if form is None and grammar is None:
         return None

@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_read_again(self) -> bool:
         """Whether the head must be parsed again without the header `Upgrade`. A server may ignore `Upgrade`
-        (RFC 9110, 7.8), but the parser would not read the request's body.
+        (RFC 9110, 7.8), but the parser does not read the body after an `Upgrade`.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 
@@ -140,7 +140,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header field. Trailers count towards the limit but are dropped: a trailer could replace a
-        field that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError for too large trailers.
+        field that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError if the trailers are too large.
         """
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
         if not self._is_head_complete:
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
             raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
-        """Start the request. Raises ApiError for a too large head that arrived in one piece."""
+        """Start the request. Raises ApiError if the head is too large."""
         if self._num_field_bytes > self.limits.max_header_bytes:
             raise self._head_too_large()
         if not self._is_read_again:

@@ -12,7 +12,7 @@ from mmengine.structured_output.json_pointer import local_target
 Scalar = str | int | float | bool | None
 Schema = dict[str, object]
 
-MAX_VALUES = 64  # More listed values are ignored.
+MAX_VALUES = 64  # With more listed values, `values_at` returns [].
 _MAX_SCHEMAS = 256  # Maximum number of visited schemas per field.
 _UNIONS = ("anyOf", "oneOf", "allOf")
 

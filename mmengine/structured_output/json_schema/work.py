@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_STEPS = 6_000_000  # Maximum number of steps for a schema; takes a few seconds.
+MAX_STEPS = 6_000_000  # Maximum number of steps for a schema: a few seconds of work.
 MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 
 

@@ -84,8 +84,8 @@ class RowMatchers:
         has_repeated: bool = False,
     ) -> None:
         """Assign `row` to `request`, which has a grammar. `token_ids` (int32): the prompt and all generated
-        tokens. `cut`: where a stop string ended the text. `has_repeated`: whether the text repeated itself
-        and is being completed.
+        tokens. `cut`: where a stop string ended the text. `has_repeated`: whether the text is being completed
+        because of a repetition.
         """
         self._rows.pop(row, None)
         self.closers.pop(row, None)
@@ -119,7 +119,7 @@ class RowMatchers:
 
     def close(self, row: int) -> bool | None:
         """End a row's text at its last token. Return whether the text is complete, or None if the row
-        continues until it is.
+        continues to complete the text.
         """
         if row not in self._rows:
             return False
@@ -130,7 +130,7 @@ class RowMatchers:
 
     def cut(self, row: int, cut: Cut) -> bool | None:
         """End a row's text before a stop string in the newest tokens, which no matcher has consumed. Return
-        whether this text is complete, or None if the row continues until it is.
+        whether the remaining text is complete, or None if the row continues to complete it.
         """
         if row not in self._rows:
             return False
@@ -173,8 +173,8 @@ class RowMatchers:
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
         """Return the rows' token masks (uint32 [m, words]), and errors by index in `rows`. With `drafts`, a
-        row's mask is followed by one for each draft token: the tokens allowed after the draft token. After a
-        disallowed draft token no token is allowed.
+        row has a further mask for each draft token: the tokens allowed after the draft token, or no token
+        after a disallowed draft token.
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -264,7 +264,9 @@ class RowMatchers:
         return first + num_said, is_complete
 
     def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
-        """Consume tokens until the grammar starts or an end of sequence comes, and return their number."""
+        """Consume tokens up to the grammar's start, or until an end of sequence. Return the number of
+        consumed tokens.
+        """
         for index, token in enumerate(token_ids):
             if token in self._ends:
                 return index

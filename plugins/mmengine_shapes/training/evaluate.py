@@ -1,9 +1,9 @@
-"""Measures how many greedy answers on held-out items are exact, with transformers' own `generate`.
+"""Measures the share of exact greedy answers on held-out items, with transformers' `generate`.
 
     python -m mmengine_shapes.training.evaluate [--checkpoint FOLDER] [--items 200] [--tasks where json]
 
-Prints one table row per task: the share of answers that equal the expected text, at 96 x 96 pixels and at
-mixed sizes (64 to 256 pixels; clips 64 or 96), and for JSON the share that parses.
+Prints a table row per task: the share of exact answers at 96 x 96 pixels, and at mixed sizes (64 to 256
+pixels; clips 64 or 96). For JSON tasks, the share of valid JSON follows.
 """
 
 import argparse
@@ -25,18 +25,16 @@ IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 
 
 class Answerer:
-    """Answers items in batches, with a checkpoint."""
+    """Answers items in batches."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        # fp32 arithmetic with the bf16 weights, so that answers do not depend on the batch.
+        # In float32 the answers do not depend on the batch.
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item. The items must all have images, all have clips, or all have
-        no media.
-        """
+        """Return the greedy answer to each item. All items must have the same kind of media, or none."""
         pixels, grids, texts = [], [], []
         for item in items:
             text = str(
@@ -67,16 +65,14 @@ class Answerer:
 
 
 def image_text(text: str, grids: torch.Tensor) -> str:
-    """Return the prompt, in which the placeholder of each image is repeated once per merged token. `grids`:
-    (t, h, w) of each image.
-    """
+    """Return the prompt with one placeholder per visual token. `grids`: (t, h, w) for each image."""
     first, *others = text.split(IMAGE)
     fills = [IMAGE * (int(grid.prod()) // 4) for grid in grids]
     return first + "".join(fill + piece for fill, piece in zip(fills, others, strict=True))
 
 
 def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a clip's patches, fp32 (T * P, 1536), and its grid, (1, 3)."""
+    """Return a clip's patches, float32 [T * P, 1536], and grid [1, 3]."""
     frames = clip.frames()
     views = [(frames[k], frames[k + 1], clip.scenes[k]) for k in range(0, len(frames), 2)]
     side = clip.scenes[0].side // 16
@@ -84,7 +80,7 @@ def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def clip_text(clip: Clip) -> str:
-    """Return the text that stands for a clip: a timestamp and placeholders for each pair of frames."""
+    """Return a clip's text: a timestamp and placeholders for each pair of frames."""
     pads = VIDEO * (clip.scenes[0].side // 32) ** 2
     return "".join(f"<{t:.1f} seconds>{VISION_START}{pads}{VISION_END}" for t in clip.timestamps())
 

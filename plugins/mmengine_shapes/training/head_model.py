@@ -1,10 +1,10 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs to some target
-layers (the tapped layers) and predicts tokens ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that drafts tokens from the hidden
+states before some of the target's layers (the tapped layers).
 
-At position p, the head reads the inputs of the tapped layers at p and the token at p + 1, and predicts the
-token at p + 2. In later draft steps, the head's own output replaces the target's states. The parameters are
-named as in published heads. The options `fc_norm` (norm each tapped state before joining them) and
-`norm_output` (norm the state for the next step) come from EAGLE 3.1.
+At position p, the head reads the tapped states at p and the token at p + 1, and predicts the token at p + 2.
+In later draft steps, the head's own output replaces the tapped states. Parameter names are as in published
+heads. The options `fc_norm` (normalise each tapped state) and `norm_output` (normalise the state for the next
+step) come from EAGLE 3.1.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from mmengine.models.decoder.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of the head that differ from the target's. All other sizes equal the target's."""
+    """Sizes of the head that differ from the target's."""
 
-    levels: tuple[int, ...]  # Tapped layers: i stands for the input of the target's layer i.
+    levels: tuple[int, ...]  # Tapped layers; i: the input of the target's layer i.
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -31,19 +31,20 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """B conversations, padded to n tokens. Each has up to R positions at which drafts begin (`rows`)."""
+    """B conversations, padded to n tokens, with up to R positions each at which drafts begin (`rows`)."""
 
     ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]
     aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
-    # int64 [B, R]: index of the last prompt token, then of answer tokens. Padding repeats the last index.
+    # int64 [B, R]: index of the last prompt token, then indices of answer tokens. Padding repeats the last
+    # index.
     rows: Tensor
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
 
 
 class DraftAttention(nn.Module):
-    """The projections of the attention. q, k and v read the embedding joined with the hidden state."""
+    """The attention's projections. q, k and v read the embedding concatenated with the hidden state."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """The draft head. `embedding`: the target's embedding, which is frozen and no parameter of the head."""
+    """The draft head. `embedding`: the target's frozen embedding, not a parameter."""
 
     embedding: Tensor
 
@@ -98,7 +99,7 @@ class DraftHead(nn.Module):
         self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Combine the tapped states, [..., levels, hidden], to one hidden state, [..., hidden]."""
+        """Return tapped states, [..., levels, hidden], combined to a hidden state, [..., hidden]."""
         if self.fc_norm:
             aux_hidden_states = torch.stack(
                 [norm(aux_hidden_states[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2
@@ -109,10 +110,9 @@ class DraftHead(nn.Module):
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
         """Draft from all positions in `rows` at once. Return each step's logits, [B, R, draft_vocab].
-
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
-        the target's states. At step k, a draft sees the keys from step 0 up to the position where the draft
-        begins. From steps 1 to k, the draft sees only its own keys. A draft in an engine sees the same keys.
+        the tapped states. As in an engine, a draft attends to step 0's keys up to its first position, and to
+        its own keys from later steps.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)
@@ -143,9 +143,7 @@ class DraftHead(nn.Module):
         return outputs
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return the normed embeddings of `tokens`, joined with the normed `hidden` states: [..., 2 *
-        hidden].
-        """
+        """Return the tokens' normalised embeddings and the normalised `hidden` states, [..., 2 * hidden]."""
         layer = self.midlayer
         embeds = layer.input_layernorm(F.embedding(tokens, self.embedding))
         return torch.cat((embeds, layer.hidden_norm(hidden)), -1)
@@ -166,8 +164,8 @@ def _attend(
 ) -> Tensor:
     """Return the attention's output, [B, R, heads * d], for queries q, [B, R, heads, d].
 
-    A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
-    its own keys and values of the later steps (`own`, each [B, R, kv, d]).
+    A query attends to step 0's keys and values, [B, n, kv, d], where `visible` [B, R, n] is true. It also
+    attends to its own draft's keys and values from later steps (`own`, each [B, R, kv, d]).
     """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]

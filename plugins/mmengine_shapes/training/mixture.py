@@ -1,12 +1,11 @@
-"""Defines the phases and stages of the training run, which change the mixture of the training data."""
+"""Defines the phases and stages of the training run. A stage has a mixture of training data."""
 
 import random
 from dataclasses import dataclass, field, replace
 
 from mmengine_shapes.training.texts import TEXT_TASKS
 
-# Relative frequencies of the tasks among the questions that fit an image. Every image row also has a JSON
-# question.
+# Relative frequencies of tasks among the questions about an image. Every image also has a JSON question.
 TASK_WEIGHTS = {
     "describe": 1.0,
     "count": 0.7,
@@ -29,16 +28,16 @@ EVEN_TEXTS = dict.fromkeys(TEXT_TASKS, 1.0)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run: its length in steps, and the distribution of its images."""
+    """A stage of the run, with a fixed mixture of training data."""
 
     steps: int
-    sides: dict[int, float]  # Side in pixels -> relative frequency.
+    sides: dict[int, float]  # Relative frequency by side in pixels.
     # Relative frequencies of scenes with 1 to 4 things.
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
-    lookup_weight: float = 2.0  # Weight of a token in a short answer, relative to JSON.
+    lookup_weight: float = 2.0  # Loss weight of a short answer's token; JSON: 1.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
-    patches: int = 1400  # Maximum number of patches in a batch, which limits large images.
+    patches: int = 1400  # Maximum number of patches in a batch.
     clip_side: int = 96  # Largest side of clips, in pixels.
     pair_side: int = 128  # Largest side of pairs of images, in pixels.
     long_side: int = 96  # Largest side of an image after a long system prompt.
@@ -46,12 +45,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Phase:
-    """Stages with a common learning rate schedule. A phase begins with fresh optimisers."""
+    """Stages with a common learning rate schedule and new optimisers."""
 
     stages: tuple[Stage, ...]
     rate: float  # Factor for the learning rates.
-    probe: float  # Initial weight of the auxiliary loss, which falls to 0 at 70 % of the schedule.
-    schedule: int  # Number of steps over which the learning rate falls; the phase may end earlier.
+    probe: float  # Initial weight of the auxiliary loss; 0 after 70 % of the schedule.
+    schedule: int  # Number of steps in which the learning rate falls; the phase may end earlier.
 
     @property
     def steps(self) -> int:
@@ -68,8 +67,8 @@ def draw_text(rng: random.Random, stage: Stage) -> str:
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# The first stage has images of a single size: at 96 pixels, a merged visual token is exactly a cell of the
-# 3x3 grid. After this size is learned, half of the images have other sizes.
+# The first stage has only images with a side of 96 pixels, in which a visual token is exactly a cell of the
+# 3x3 grid. In the second stage, half of the images have other sizes.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),
@@ -90,8 +89,8 @@ SECOND_STAGE = Stage(
     long_side=128,
 )
 SECOND = Phase(stages=(SECOND_STAGE,), rate=0.6, probe=1.0, schedule=3300)
-# An image with a side of 64 pixels has four visual tokens, which were too few for the grid's nine cells. From
-# this phase on, the processor scales these images up. Only clips keep this size.
+# An image of 64 pixels has four visual tokens, too few for the grid's nine cells. From this phase on, the
+# processor scales such images up; clips keep their size.
 THIRD_SIDES = {64: 0.04, 96: 0.16, 128: 0.18, 160: 0.16, 192: 0.12, 224: 0.16, 256: 0.18}
 THIRD = Phase(
     stages=(replace(SECOND_STAGE, steps=1600, sides=THIRD_SIDES, patches=3000),),

@@ -1,4 +1,4 @@
-"""Derives a recorded log's decisions with vLLM's own scheduler, instead of this build's rules."""
+"""Derives a log's decisions with vLLM's own scheduler instead of mmengine's rules."""
 
 from collections import deque
 from collections.abc import Callable
@@ -38,7 +38,7 @@ Sink = Callable[[list[tuple[ev.Event, int, int]]], None]
 
 
 class LoggedIds(TokenIds):
-    """Writes ids unchanged. An item's identifier is the item's key in the log, in hexadecimal digits."""
+    """Writes ids unchanged. A media item's identifier is its key in the log, in hexadecimal."""
 
     def digest(self, text: str) -> bytes:
         try:
@@ -48,9 +48,8 @@ class LoggedIds(TokenIds):
 
 
 def scheduler_class(name: str, *, is_async: bool) -> type:
-    """Return vLLM's own scheduler class, or the class `name` (MODULE:CLASS).
-
-    Raises LogError if there is no such class.
+    """Return vLLM's own scheduler class, or the class `name` (MODULE:CLASS). Raises LogError for an unknown
+    class, and for a class that is no subclass of Scheduler.
     """
     if name == OWN:
         return AsyncScheduler if is_async else Scheduler
@@ -65,10 +64,9 @@ def scheduler_class(name: str, *, is_async: bool) -> type:
 
 
 class OwnScheduler:
-    """Feeds a log's observations to a vLLM scheduler without a model, and records the scheduler's decisions.
-
-    Implements HostEngine. `name`: as in `scheduler_class`. `sink`: gets the events of all calls and their
-    results, in order. Raises LogError if the installed version of vLLM is not the version of the log's host.
+    """Passes a log's observations to a vLLM scheduler without a model, and records the decisions. Implements
+    HostEngine. `name`: as in `scheduler_class`. `sink`: called with the recorded events, in order. Raises
+    LogError if the log comes from another version of vLLM.
     """
 
     def __init__(self, started: ev.Started, config: EngineConfig, name: str = OWN, sink: Sink | None = None):
@@ -110,7 +108,7 @@ class OwnScheduler:
         return bool(self._flying)
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation that names no row, and record the ends of requests that follow."""
+        """Apply an observation without row numbers, and record the requests that end."""
         scheduler = self.scheduler
         match event:
             case ev.Queued():
@@ -131,7 +129,9 @@ class OwnScheduler:
         self._note_ends()
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply a noted call. Return whether the decisions after the call can be derived."""
+        """Apply another recorded call to the scheduler. Return whether later decisions can still
+        be derived.
+        """
         if event.kind == "pause" and event.detail in PauseState.__members__:
             self.scheduler.set_pause_state(PauseState[event.detail])
             return True
@@ -141,21 +141,21 @@ class OwnScheduler:
         return event.kind == "stall"
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Give drafts to requests."""
+        """Pass a drafter's result to the scheduler."""
         counts = np.frombuffer(event.num_drafts, np.int32).tolist()
         drafts = np.frombuffer(event.drafts, np.int32).tolist()
         ends = np.cumsum(counts).tolist()
         self.give_drafts(names, [drafts[end - n : end] for end, n in zip(ends, counts, strict=True)])
 
     def give_drafts(self, names: list[str], drafts: list[list[int]]) -> None:
-        """Give drafts to requests, one list per request."""
+        """Pass drafts to the scheduler, one list per request."""
         given = DraftTokenIds(names, drafts)
         self.scheduler.update_draft_token_ids(given)
         self._recorder.drafted(given, self.scheduler)
         self._drain()
 
     def schedule(self) -> Outcome:
-        """Make the decisions of one call, and return their outcome."""
+        """Call the scheduler once, and return its decisions."""
         output = self.scheduler.schedule()
         self.output = output
         names = scheduler_alone.sampling_requests(self.scheduler, output)
@@ -166,20 +166,19 @@ class OwnScheduler:
         return self._rows.outcome(event for event in self._drain() if isinstance(event, CALL_EVENTS))
 
     def dispatch(self) -> None:
-        """Do nothing, because an asynchronous step is closed when it is scheduled."""
+        """Do nothing: an asynchronous step is closed when it is scheduled."""
 
     def drop_empty_step(self) -> None:
-        """If the oldest call in flight only preempted requests, give the scheduler an empty result for this
-        call. With asynchronous scheduling, do nothing, because the log contains this result.
+        """Apply an empty result if the oldest step in flight only preempted requests. With asynchronous
+        scheduling, do nothing, because the log contains this result.
         """
         is_empty = self._flying and not self._flying[0][0].total_num_scheduled_tokens
         if is_empty and self.config.max_in_flight == 1:
             self.collect(ev.Executed(b""))
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the oldest step's result, and record the ends of requests that follow from the result.
-
-        Raises ValueError for a result that does not fit the step.
+        """Apply the oldest step's result, and record the requests that end. Raises ValueError for a result
+        that does not fit the step.
         """
         if isinstance(result, ev.Failed):
             raise ValueError("vLLM's scheduler has no call for a step that failed")
@@ -193,9 +192,8 @@ class OwnScheduler:
     def update(
         self, output: SchedulerOutput, tokens: Tokens, stops: Tokens | None = None, errors: set[str] = NONE
     ) -> None:
-        """Give the oldest step's tokens to the scheduler.
-
-        `stops`: the tokens that end a request. `errors`: requests whose tokens break their grammar.
+        """Pass the oldest step's tokens to the scheduler. `stops`: the tokens that end requests. `errors`:
+        requests whose tokens violate their grammar.
         """
         if self._flying and self._flying[0][0] is output:
             self._flying.popleft()
@@ -209,14 +207,12 @@ class OwnScheduler:
         self._note_ends()
 
     def left_over(self) -> list[str]:
-        """Return the ids of the requests that the next call schedules; none while a step is in flight."""
+        """Return the ids of the requests that the next call schedules, or [] while a step is in flight."""
         self.drop_empty_step()
         return [] if self._flying else [name for name, _ in self.schedule().rows]
 
     def stalled(self) -> str:
-        """Describe the requests that wait although no step is in flight and KV blocks are free, or return
-        "".
-        """
+        """Return a text if requests wait although no step is in flight and KV blocks are free, else ""."""
         scheduler = self.scheduler
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if self._flying or not free or not scheduler_alone.could_run(scheduler):
@@ -225,11 +221,11 @@ class OwnScheduler:
         return no_progress(running, len(scheduler.requests) - running, free, self.config.num_blocks)
 
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
-        """Return "", because no rule of this build is involved."""
+        """Return "", because none of mmengine's rules is involved."""
         return ""
 
     def _drain(self) -> list[ev.Event]:
-        """Return the recorder's events since the last call. Pass these events to `sink` first."""
+        """Return the recorder's events since the last call, after passing them to `sink`."""
         recorder = self._recorder
         entries, recorder.entries = recorder.entries, []
         events = events_of(entries, recorder.contents, recorder.order)
@@ -257,7 +253,7 @@ class OwnScheduler:
 
 
 def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | None:
-    """Return the name and number of a request's adapter, or None. `numbers`: numbers of earlier adapters."""
+    """Return a request's adapter as (name, number), or None. `numbers`: numbers of earlier adapters."""
     if event.adapter is None:
         return None
     name = event.adapter.digest.hex()
@@ -265,8 +261,8 @@ def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | N
 
 
 def image_of(item: MediaItem) -> Image:
-    """Return an item in the form that scheduler_alone takes. The item's range in the prompt runs from the
-    first to the last embedding.
+    """Return an item as an argument for scheduler_alone. Its prompt range includes the first and the last
+    embedding.
     """
     start, end = item.runs[0][0], sum(item.runs[-1])
     mask = None
@@ -278,7 +274,7 @@ def image_of(item: MediaItem) -> Image:
 
 
 def _tokens(result: ev.Executed, names: list[str]) -> Tokens:
-    """Return each request's tokens. Raises ValueError if their number does not fit the step."""
+    """Return each request's tokens. Raises ValueError if the token count does not fit the step."""
     tokens = np.frombuffer(result.token_ids, np.int32).tolist()
     counts = [1] * len(names)
     if result.counts is not None:

@@ -1,4 +1,4 @@
-"""Converts a step's outputs, which the core keeps in columns, to vLLM's EngineCoreOutputs."""
+"""Converts a step's outputs (columns in the core) to vLLM's EngineCoreOutputs."""
 
 import numpy as np
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -24,12 +24,9 @@ def reason_of(end: ev.Finished) -> FinishReason:
 
 
 class OutputMaker:
-    """Makes EngineCoreOutputs. `requests`: vLLM's requests that have not ended, by id. `num_cached`: number
-    of cached prompt tokens, for requests without output so far.
-
-    Most outputs are only an id and a token, so all outputs of a step are made at once. Only the outputs of
-    some requests need more: requests without output so far, requests with logprobs or trace headers, and
-    requests of any client but the first.
+    """Makes EngineCoreOutputs. `requests`: vLLM's live requests, by id. `num_cached`: number of cached prompt
+    tokens, for requests without output so far. Most outputs are only an id and a token. More fields are added
+    only for first outputs, for requests with logprobs or trace headers, and for all clients except the first.
     """
 
     def __init__(self, requests: dict[str, VllmObject], num_cached: dict[str, int]):
@@ -64,9 +61,9 @@ class OutputMaker:
     ) -> dict[int, list[EngineCoreOutput]]:
         """Return a step's outputs for each client.
 
-        `names`, `tokens`: the requests that sampled, and their tokens, as the core got them. `results`: the
-        workers' ModelRunnerOutput with the logprobs. `may_have_left`: whether requests were aborted while the
-        step ran.
+        `names`, `tokens`: the sampled requests and tokens from the workers. `results`: the workers'
+        ModelRunnerOutput with the logprobs. `may_have_left`: whether requests may have been aborted during
+        the step.
         """
         states, _, counts = outputs.columns()
         if counts is not None or len(states) != len(names):  # the core dropped tokens, or a row failed
@@ -77,16 +74,16 @@ class OutputMaker:
         return {0: made} if made else {}
 
     def of_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs that belong to no step: ends outside a step, and tokens that waited
-        until the log could be written. These tokens have no logprobs.
+        """Return each client's outputs outside a step: ends of requests, and tokens that waited for a log
+        write. Such tokens have no logprobs.
         """
         return self._completed(list(map(EngineCoreOutput, *_columns_of(outputs))), outputs, None)
 
     def _completed(
         self, made: list[EngineCoreOutput], outputs: Outputs, results: VllmObject
     ) -> dict[int, list[EngineCoreOutput]]:
-        """Add the fields that some outputs have in addition to tokens, and return the outputs by client.
-        Outputs of requests that were aborted while the step ran are left out.
+        """Add finish reasons, prefill statistics and logprobs, and return the outputs by client. Requests
+        that were aborted during the step are left out.
         """
         ends, by_client = dict(outputs.ends), dict[int, list[EngineCoreOutput]]()
         for output in made:
@@ -119,7 +116,7 @@ class OutputMaker:
 
 
 def _columns_of(outputs: Outputs) -> tuple[list[str], list[list[int]]]:
-    """Return the ids of the requests that got tokens, and their tokens."""
+    """Return the ids and tokens of the requests with new tokens."""
     states, values, counts = outputs.columns()
     tokens = values.tolist()
     ends = range(1, len(tokens) + 1) if counts is None else np.cumsum(counts).tolist()

@@ -1,6 +1,6 @@
 """Translates a step's plan into vLLM's SchedulerOutput.
 
-A SchedulerOutput contains only what the workers do not know yet, so this module tracks what they know.
+A SchedulerOutput contains only data that the workers lack, so this module tracks what the workers know.
 """
 
 from collections import Counter
@@ -15,11 +15,9 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 class WorkerSteps:
-    """Tracks what vLLM's workers know about the requests, and makes the SchedulerOutput of each step.
-
-    `requests`: vLLM's requests by id, which the scheduler owns. `resends_resumed`: whether the workers want
-    resumed requests as new requests (vLLM's second model runner). `zeroes_blocks`: whether the workers zero
-    new blocks.
+    """Makes each step's SchedulerOutput, and tracks the requests that vLLM's workers know. `requests`: the
+    scheduler's requests by id. `resends_resumed`: whether a resumed request is sent as a new request (for
+    vLLM's second model runner). `zeroes_blocks`: whether the workers zero new blocks.
     """
 
     def __init__(
@@ -30,34 +28,32 @@ class WorkerSteps:
         num_rows = view.config.max_num_seqs
         self._names = [""] * num_rows  # id of the request in each row
         self._num_prompt = np.zeros(num_rows, np.int32)
-        self._num_sent = np.zeros(num_rows, np.int32)  # number of blocks of each row that the workers know
+        self._num_sent = np.zeros(num_rows, np.int32)  # number of each row's blocks that the workers know
         self._has_grammar = np.zeros(num_rows, bool)
-        self._known: set[str] = set()  # ids of requests whose data the workers have
+        self._known: set[str] = set()  # ids of the requests that the workers know
         self._rows, self.names = np.zeros(0, np.intp), list[str]()  # rows and request ids of the last step
         self._one_each: dict[str, int] = {}  # the ids in `names`, with one token each
-        self._identifiers: dict[bytes, str] = {}  # vLLM's identifier for each entry of the encoder cache
-        self._num_entries: Counter[str] = Counter()  # number of cache entries with each identifier
+        self._identifiers: dict[bytes, str] = {}  # vLLM's identifiers of cached encoder outputs
+        self._num_entries: Counter[str] = Counter()  # number of cached outputs per identifier
         self.num_cached: dict[str, int] = {}  # cached prompt tokens at a request's first admission
-        self.finished: set[str] = set()  # ids of requests that the workers may forget
+        self.finished: set[str] = set()  # ids of requests that the workers must forget
 
     def forget(self, request_id: str) -> None:
-        """Let the workers forget a request with the next step."""
+        """Tell the workers in the next step to forget a request."""
         self.num_cached.pop(request_id, None)
         if request_id in self._known:
             self._known.remove(request_id)
             self.finished.add(request_id)
 
     def empty(self) -> SchedulerOutput:
-        """Return a step without tokens, which only tells the workers what to forget."""
+        """Return a step without tokens, with only the finished requests' ids."""
         output = SchedulerOutput.make_empty()
         output.finished_req_ids, self.finished = self.finished, set()
         output.num_spec_tokens_to_schedule = self._view.config.num_draft_tokens  # for vLLM 0.32 and later
         return output
 
     def output(self, plan: StepPlan, preempted: Iterable[str]) -> SchedulerOutput:
-        """Return the plan for the workers. `preempted`: ids of requests that lost their rows in this
-        step.
-        """
+        """Return the plan for the workers. `preempted`: ids of the requests preempted in this step."""
         output = self.empty()
         output.preempted_req_ids = set(preempted)
         before = set(self.names) if self._learn_rows(plan) else None
@@ -87,9 +83,7 @@ class WorkerSteps:
         return output
 
     def _learn_rows(self, plan: StepPlan) -> bool:
-        """Update the rows' request ids for this step. Return whether the rows differ from the last step's
-        rows.
-        """
+        """Update the rows' request ids. Return whether the rows differ from the last step's."""
         for admission in plan.admitted:
             request = admission.request
             self._names[admission.row] = request.request_id
@@ -103,15 +97,15 @@ class WorkerSteps:
         return True
 
     def _pending(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many tokens each of `rows` will still get from earlier steps in flight. While steps are
-        in flight, the view also counts this step's token, which is subtracted.
+        """Return how many tokens each of `rows` will get from earlier steps in flight. The view also counts
+        this step's token, so 1 is subtracted.
         """
         pending = self._view.num_pending[rows]
         return pending - 1 if self._view.flights else pending
 
     def _new_blocks(self, plan: StepPlan) -> list[tuple[list[int], ...] | None]:
-        """Return, for each row, the blocks that the workers do not know, or None. All blocks of an admitted
-        row are new to the workers.
+        """Return each row's blocks that are new to the workers, or None for a row without new blocks. All
+        blocks of an admitted row are new.
         """
         rows, held = plan.rows, self._view.num_blocks[plan.rows]
         for admission in plan.admitted:
@@ -133,8 +127,8 @@ class WorkerSteps:
         new_blocks: list[tuple[list[int], ...] | None],
         before: set[str] | None,
     ) -> None:
-        """Add the first `number` rows. `before`: the last step's requests; None: they equal this step's
-        requests.
+        """Add the first `number` rows. `before`: the last step's requests, or None if they equal
+        this step's.
         """
         rows, view = plan.rows[:number], self._view
         cached.req_ids = self.names[:number]

@@ -1,6 +1,4 @@
-"""Finds and minimizes a planted bug as a person would: with the build that wrote the log, and with a good
-build.
-"""
+"""Finds and minimizes a planted bug, with the buggy build that wrote the log and with a good build."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +25,9 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug. `kind`: the class of resources that the bug corrupts. `plant`: patches this process.
-    `night`: a workload in which the bug shows.
-    `found_by`: the name of the invariant that breaks, or the event and field at which a good build diverges.
+    """A planted bug. `kind`: the resource that the bug corrupts. `plant`: patches this process. `night`: a
+    workload with the bug's effect. `found_by`: the broken invariant, or the event and field at which a good
+    build diverges.
     """
 
     name: str
@@ -41,8 +39,8 @@ class Bug:
 
 @dataclass
 class Found:
-    """How a bug was found: the name of the invariant that breaks with the buggy build ("" for none), and the
-    event and field at which the good build diverges.
+    """How a bug was found. `invariant`: the invariant that breaks with the buggy build, or "". `text`: how it
+    breaks. `divergence`: the event and field at which the good build diverges, or "".
     """
 
     invariant: str = ""
@@ -83,15 +81,15 @@ def _verified(folder: Path, invariants: bool) -> tuple[str, str]:
 
 
 class Small(NamedTuple):
-    """A minimized log: how many requests it has, and its failure."""
+    """A minimized log's number of requests and failure."""
 
     num_requests: int
     failure: Failure
 
 
 def minimize(bug: Bug, log: Path, out: Path, seconds: float = SECONDS) -> Small:
-    """Minimize the log with the buggy build, and write the result to `out`. The failure to keep is the
-    failure that the buggy build finds or, if it finds none, the divergence from the good build.
+    """Minimize the log with the buggy build, and write the result to `out`. The minimizer preserves the
+    failure that the buggy build finds, or else the divergence from the good build.
     """
     with pytest.MonkeyPatch.context() as patch:
         bug.plant(patch)
