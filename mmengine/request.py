@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Maximum number of bytes that follow a stop string in its last token. Few tokens have more bytes.
+# Assumed maximum number of bytes after a stop string in the string's last token. Few tokens are longer.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self.check_ranges()
 
     def check_ranges(self) -> None:
-        """Raise InvalidRequest for the first field out of range, given that all types are right."""
+        """Raise InvalidRequest for the first field out of range. All types must be right."""
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:
@@ -284,7 +284,8 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter as the scheduler sees it: identified by its contents, not by its name.
 
     `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its packed matrices. `visual`: whether the
-    adapter changes the encoder's output. `name`: the name in the request, which no decision reads.
+    adapter changes the encoder's output. `name`: the name in the request; decisions do not depend on the
+    name.
     """
 
     digest: bytes
@@ -348,11 +349,12 @@ class Request:
 
     `priority`: smaller is more important. `cache_salt`: separates tenants in the prefix cache and the encoder
     cache. `deadline_ns`: time from arrival to cancellation; 0: never. `group`: id of an earlier request with
-    the same prompt; this request waits for the earlier request's prefill and shares its blocks. `envelope`:
-    bytes that a server stores in the log with the request. `outputs`: int32 [m], first tokens of the answer,
-    sampled by another engine; they count as output tokens, and sampling continues after them. `adapter`: the
-    LoRA adapter; None: the base model. `tenant`: the request's owner; waiting requests of different tenants
-    take turns. `pooling`: what a prefill-only request returns; None for a request that generates tokens.
+    the same prompt; this request waits for the earlier request's prefill and shares the prompt's blocks.
+    `envelope`: bytes that a server stores in the log with the request. `outputs`: int32 [m], first tokens of
+    the answer, sampled by another engine; they count as output tokens, and sampling continues after them.
+    `adapter`: the LoRA adapter; None: the base model. `tenant`: the request's owner; waiting requests of
+    different tenants take turns. `pooling`: what a prefill-only request returns; None for a request that
+    generates tokens.
     """
 
     request_id: str

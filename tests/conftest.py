@@ -38,8 +38,8 @@ os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# The tests lower the KV pool's minimum on a CPU, which is 256 MiB by default. Zeroing 256 MiB takes longer
-# than the rest of an engine's start.
+# Tests use a smaller minimum for the KV pool on a CPU. Zeroing the default 256 MiB takes longer than the rest
+# of an engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
 
@@ -54,8 +54,8 @@ def _load_rfc3987():
 if find_spec("rfc3987_syntax") is not None:
     sys.modules["rfc3987_syntax"] = SimpleNamespace(is_valid_syntax=lambda *given: _load_rfc3987()(*given))
 
-# A shell starts background jobs with SIGINT ignored, and child processes inherit the ignored signal. A test
-# that interrupts a child would then wait for ever.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit this. A test that interrupts
+# a child would then wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -124,9 +124,7 @@ def library(request):
 
 @pytest.fixture(scope="session")
 def kernel_device():
-    """Return the device for Triton kernels: a GPU, or the CPU, where Triton's interpreter runs the
-    kernels.
-    """
+    """Return the device for Triton kernels: a GPU, or the CPU with Triton's interpreter."""
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed; `make test` fetches it into build/gpu")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -136,8 +134,8 @@ def kernel_device():
 def dots_in_order(kernel_device, monkeypatch):
     """Make the interpreter's `tl.dot` add an element's products one after another.
 
-    The interpreter normally calls BLAS, where an element's rounding depends on its position in the tile. On a
-    GPU the rounding does not depend on the position, so nothing is replaced.
+    The interpreter normally calls BLAS, where an element's rounding depends on its position in the tile. A
+    GPU has no such dependence, so nothing is replaced.
     """
     if kernel_device.type == "cpu":
         from triton.runtime import interpreter
@@ -161,8 +159,8 @@ def _dot_in_order(builder, a, b, d, *_):
 def install_stranger(tmp_path, monkeypatch):
     """Return a function that installs a distribution "strange" 1.2 with one module, strange_module.
 
-    `group`: the entry points' group. `code`: the module's source. `names`: for each entry point's name, the
-    module attribute to which it refers.
+    `group`: the entry points' group. `code`: the module's source. `names`: entry point name -> attribute in
+    the module.
     """
     site = tmp_path / "site"
 

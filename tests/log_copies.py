@@ -9,8 +9,7 @@ TRIES = 9
 def copied(log, target, *left_out):
     """Copy a log's folder without the entries that match a pattern in `left_out`.
 
-    The writer may rename or replace a file before the file is copied. The copy then starts again. There are
-    at most 9 attempts.
+    If the writer renames or replaces a file meanwhile, the copy starts again, with at most 9 attempts.
     """
     ignored = shutil.ignore_patterns("*.part", *left_out)
     for _ in range(TRIES - 1):

@@ -1,9 +1,9 @@
-"""Measures the frame times of a long log's report page in headless Chromium, without a GPU and on one core.
+"""Measures frame times of a long log's report page in headless Chromium, on one core without a GPU.
 
     python -m benchmarks report_page [STEPS]
 
-The program simulates a run with at least STEPS steps (default 100,000), and writes the run's report page. It
-prints the frame times with all steps in view, and while zooming, panning and scrubbing.
+The simulated run has at least STEPS steps (default 100,000). The program prints the frame times with all
+steps in view, and while zooming, panning and scrubbing.
 """
 
 import random

@@ -45,7 +45,7 @@ def main(
 
 
 def _measure(dtype: object, turns: int) -> dict[str, tuple[float, ...]]:
-    """Return a dict from label to (torch's seconds, the kernels' seconds)."""
+    """Return the times (torch, kernels) in seconds by label."""
     import numpy as np
     import torch
 

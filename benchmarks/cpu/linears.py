@@ -1,12 +1,12 @@
-"""Time linear layers with bfloat16 and quantised weights, relative to torch and to a read of the weights.
+"""Time linear layers with bfloat16 and quantised weights, and compare with torch and a plain memory read.
 
     python -m benchmarks linears                 one thread
     python -m benchmarks linears --threads 2
     MMENGINE_NATIVE_ISA=avx2 python -m benchmarks linears
 
-"rows too": the layers' inputs are also quantised to int8. The 24 layers of 2,048 x 4,096 do not fit into any
-CPU cache. Each figure is the minimum over several rounds. "share of a read": the time that a torch sum takes
-for the same bytes, divided by the layers' time. torch computes in bfloat16.
+The 24 layers (2,048 x 4,096) exceed every CPU cache. torch computes in bfloat16. Each figure is the minimum
+over several rounds. In the output, "rows too" means that the inputs are also quantised to int8. "share of a
+read" is the time in which torch sums the same bytes, divided by the layers' time.
 """
 
 import argparse

@@ -5,8 +5,8 @@
     python -m benchmarks lora --section waits
 
 A decode step has 16 rows, which use 1, 4 or 16 adapters. The waiting times are simulated with mmengine's
-scheduling rule and with vLLM's. half_billion_model.py makes the model in bfloat16, with 382 M weights in the
-text decoder. The adapters are random, with rank 16 on all the decoder's linear layers.
+scheduling rule and with vLLM's. The model (half_billion_model.py) is bfloat16, with 382 M weights in the text
+decoder. The adapters are random, with rank 16 on all the decoder's linear layers.
 """
 
 import os
@@ -58,7 +58,7 @@ def main(
 
 
 def steps(folder: Path, threads: int, rounds: int) -> Part:
-    """Measure steps in which ROWS rows decode, for each number of adapters in SIDES."""
+    """Measure decode steps with ROWS rows, for each number of adapters in SIDES."""
     from benchmarks.common.half_billion_model import TEXT, cached_folder
     from mmengine import Engine, EngineConfig
 
@@ -75,7 +75,7 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
     )
     took: dict[int, list[float]] = {side: [] for side in SIDES}
     with Engine(cached_folder(), device="cpu", dtype="bfloat16", config=config, loras=loras) as engine:
-        for each in range(rounds + 1):  # the first round reads the adapters and does not count
+        for each in range(rounds + 1):  # the first round loads the adapters and is not counted
             for side in SIDES:
                 found = _decode(engine, names[:side])
                 took[side] += found if each else []
@@ -94,8 +94,8 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
 
 
 def _decode(engine: "Engine", names: list[str]) -> list[float]:
-    """Return the seconds of each of STEPS steps in which all rows decode. Row i uses adapter i modulo
-    len(names), or no adapter if `names` is empty.
+    """Return the durations in seconds of STEPS decode steps. Row i uses adapter i modulo len(names), or no
+    adapter if `names` is empty.
     """
     from mmengine.serve.prompt.prompt import Prompt
 
@@ -120,7 +120,7 @@ def _decode(engine: "Engine", names: list[str]) -> list[float]:
 
 
 def waits(num_requests: int) -> Part:
-    """Simulate a skewed load: 9 of 10 requests use the HOT first adapters. These adapters fill all slots."""
+    """Simulate a skewed load: 9 of 10 requests use the first HOT adapters, which fill all slots."""
     title = (
         f"{num_requests} requests over {HOT + COLD} adapters, {PLACES} places: 9 of 10 are for {HOT} of them"
     )

@@ -5,8 +5,8 @@
     python -m benchmarks quantised --kept FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
 
 The benchmark times steps with 1 and 16 rows, and a prompt. A step with 1 row is also compared with the time
-to read the weights once. All engines for a model size are in memory, and run in a new random order in each
-round. Each figure is the median over the rounds.
+to read the weights once. All engines for a model size stay in memory. Each round runs the engines in a new
+random order. Each figure is the median over the rounds.
 """
 
 import enum
@@ -39,7 +39,7 @@ TITLE = "Quantised weights on a CPU"
 # A request for timed steps has PROMPT prompt tokens and NEW generated tokens. The timed prompt has LONG
 # tokens.
 NEW, PROMPT, LONG = 8, 32, 512
-# FP8 weights that the engine quantises at loading, including the LM head. The hub's FP8 folders have an
+# The engine quantises these FP8 weights at loading, including the LM head. The hub's FP8 folders have an
 # unquantised head.
 WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
@@ -155,7 +155,7 @@ def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
 def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) -> Part:
     import torch
 
-    gc.collect()  # earlier engines are freed only here, because they are in reference cycles
+    gc.collect()  # frees earlier engines, which are in reference cycles
     values = torch.randn(READ_VALUES // (16 if shape is Shape.SMALL else 1))
     named = {name: folder for form, folder in folders.items() for name in _names(form, shape)}
     engines = {form: _engine(folder, form, threads) for form, folder in named.items()}
@@ -211,8 +211,8 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
 
 def _names(form: str, shape: Shape) -> list[str]:
-    """Return the format's name and, for integer formats, the name of its variant with int8 activations. With
-    2 B weights this variant is left out, because it does not fit in memory together with the others.
+    """Return the format's name. Integer formats have a second name, for int8 activations. The 2 B model has
+    no int8 activations, because memory does not suffice for another engine.
     """
     return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 
@@ -233,9 +233,7 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Return how many bytes of weights the layers and the head read in a step with one row. Sizes are after
-    quantisation at loading.
-    """
+    """Return the weight bytes that the layers and the head read per row, after quantisation at loading."""
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
     heads = config.num_heads + 2 * config.num_kv_heads
@@ -252,9 +250,7 @@ def _clocked(run: Callable[[], object]) -> float:
 
 
 def _step_s(engine: "Engine", rows: int) -> float:
-    """Return the median duration in seconds of a request's decode steps, with new random prompts in each
-    call.
-    """
+    """Return the median duration of a decode step in seconds. Each call uses new random prompts."""
     took = []
     _submit(engine, rows, PROMPT, NEW)
     while engine.has_work:

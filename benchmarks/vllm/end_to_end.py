@@ -1,10 +1,10 @@
-"""Measures vLLM's throughput on the CPU in float32 with its own scheduler and under mmengine_vllm.Scheduler.
+"""Measures vLLM's CPU throughput in float32, with vLLM's own scheduler and with mmengine_vllm.Scheduler.
 
     build/vllm/bin/python -m benchmarks.vllm.end_to_end [--requests 48] [--rounds 5]
 
-Both engines run in this process and take turns. Each engine gets all prompts at once. The prompts have texts
-and images, and no grammars. The printed rates, in tokens per second and per CPU second, are medians over the
-rounds. The answers of both engines are compared too.
+Both engines run alternately in this process. Each engine gets all prompts at once: texts and images, without
+grammars. The printed rates, in tokens per second and per CPU second, are medians over the rounds. The program
+also compares both engines' answers.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     build/vllm/bin/python -m benchmarks.vllm.scheduler_cost [--steps 400] [--rows 16 256 1024] [--log FOLDER]
 
 The time is the CPU time of `schedule` and `update_from_output` in steps in which every row decodes one token.
-mmengine's time includes the translation into vLLM's SchedulerOutput and EngineCoreOutputs, and with --log the
+mmengine's time includes the translation into vLLM's output objects. With --log, the time also includes the
 event log. The floor is the time to create vLLM's output objects, which every Python scheduler must create.
 """
 
@@ -24,7 +24,7 @@ from mmengine_vllm import Scheduler as OurScheduler
 from mmengine_vllm.vllm_object import VllmObject
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
 
-TURN = 20  # consecutive steps of one class, before the other class runs
+TURN = 20  # consecutive steps with a scheduler class, before the other class runs
 PROMPT = 64
 
 

@@ -3,8 +3,7 @@
     python -m examples.vllm_faults.double_free [LOG]
 
 Each request that shares a prefix block holds a reference to the block. The second `free` drops another
-running request's reference. The block then counts as free and goes to a third request, which overwrites its
-contents.
+running request's reference. The block then counts as free, and a third request overwrites the block.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler

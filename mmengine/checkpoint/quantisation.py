@@ -1,4 +1,4 @@
-"""Reads the quantisation in config.json, and joins the tensors that store one quantised matrix.
+"""Reads the quantisation in config.json, and groups the tensors of each quantised matrix.
 
 Does not import torch.
 """
@@ -17,8 +17,7 @@ from mmengine.errors import ModelError
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES, **float_codes.STORED_BYTES}
 # Older ModelOpt versions describe the quantisation in this file, not in config.json.
 MODELOPT_FILE = "hf_quant_config.json"
-# With these values of compressed-tensors' ActivationOrdering, only the calibration uses the activation order.
-# The stored columns keep their usual order.
+# Values of compressed-tensors' ActivationOrdering with which the stored columns keep their usual order.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub); fp8 and nvfp4 from compressed-tensors "
@@ -28,7 +27,7 @@ SUPPORTED = (
 
 
 def quantisation_of(root: Fields) -> Block | Int4 | FloatCodes | None:
-    """Return how the weights of a model with this config.json are quantised, or None if they are not.
+    """Return the quantisation in a config.json, or None for unquantised weights.
 
     Raises ModelError for unsupported quantisation.
     """
@@ -49,11 +48,11 @@ def quantisation_of(root: Fields) -> Block | Int4 | FloatCodes | None:
 
 
 def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name. Each quantised matrix becomes a single entry, which includes its
-    scales and its zeros.
+    """Return the tensors by canonical name. Each quantised matrix becomes a single entry with its scales and
+    zeros.
 
-    Raises ModelError as `fp8.with_scales`, `int4.with_codes` and `float_codes.with_codes` do, and for
-    quantised tensors in a folder whose config.json names no quantisation.
+    Raises ModelError for invalid quantised tensors, and for quantised tensors if config.json names no
+    quantisation.
     """
     path = folder / "config.json"
     found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
@@ -90,8 +89,7 @@ def _packed(how: Fields, layout: Layout) -> Int4:
 
 
 def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
-    """Return how words are packed: the lower-case value of the first field in `names` that exists, or
-    known[0].
+    """Return the packing format: the lower-case value of the first field in `names` that exists, or known[0].
 
     Like transformers' GPTQConfig and AwqConfig, prefers the older field name and ignores case. Raises
     ModelError if the value is not in `known`.

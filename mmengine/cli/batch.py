@@ -100,9 +100,7 @@ def _answer_all(
 
 
 def _deliver(engine: Engine, answers: AnswerFile, *, now: bool) -> None:
-    """Record in the log which answers have reached the disk. Raises FileNotFoundError for a lost answer
-    file.
-    """
+    """Record in the log which answers are on disk. Raises FileNotFoundError if the answer file is missing."""
     if written := answers.delivered(now=now):
         answers.check_place()
     for request_id in written:

@@ -44,7 +44,7 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
 
 def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
     """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if a pooled request's prompt ends
-    in this step but the vector is missing.
+    in this step without a vector.
     """
     missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
     if missing:
@@ -99,8 +99,8 @@ def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts
 
 
 def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Raise ExecutorFailed for drafts that arrive during a step, for rows that cannot have drafts now, and
-    for draft counts that do not match `drafts` or exceed num_draft_tokens.
+    """Raise ExecutorFailed for drafts during a step, or for rows that cannot have drafts now. Draft counts
+    must match `drafts` and must not exceed num_draft_tokens.
     """
     most = state.config.num_draft_tokens
     if state.flights or state.is_open:
@@ -128,6 +128,6 @@ def _column(values: np.ndarray | None) -> bytes | None:
 def writable(text: str) -> str:
     """Return an error text's first MAX_ERROR_CHARS characters, with unpaired surrogates escaped.
 
-    The function is idempotent, because a replay applies it again and requires the same text.
+    The function is idempotent: a replay applies the function again and requires the same text.
     """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

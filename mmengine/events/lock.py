@@ -4,9 +4,8 @@ is open.
 POSIX systems use flock. Windows uses msvcrt.locking on the lock file's first byte. On all systems the lock
 ends when the process ends.
 
-`is_locked` takes the lock for a moment, with flock as a shared lock. Windows has no shared locks, so another
-caller of `is_locked` may hold the lock there. `is_locked` therefore tries several times before it reports a
-writer.
+`is_locked` takes the lock for a moment; with flock, a shared lock. Windows has only exclusive locks, so two
+calls of `is_locked` can collide. On Windows, `is_locked` therefore tries several times.
 """
 
 import os
@@ -62,9 +61,8 @@ def lock(folder: Path) -> int:
 
 
 def why_not_held(folder: Path) -> str:
-    """Return why locks do not work in this folder, or "" if they work. The test takes a lock twice in this
-    process, so it cannot detect locks that have no effect between machines. Raises OSError if the folder is
-    not writable.
+    """Return why locks do not work in this folder, or "" if they work. The check runs in this process only,
+    so locks that fail between machines are not detected. Raises OSError if the folder is not writable.
     """
     path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # a name that no other process uses
     first = open_file(path, os.O_RDWR | os.O_CREAT)

@@ -22,8 +22,8 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _ISA_FLAGS = {
-    # Align loops to cache lines. Otherwise their alignment varies from build to build, which can make a layer
-    # of quantised weights up to a fifth slower for one row.
+    # Align loops to cache lines. With random alignment, a quantised layer with one row can be up to a fifth
+    # slower.
     "avx2": (*_AVX2, "-falign-loops=64"),
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
@@ -63,7 +63,7 @@ def openmp_library() -> Path | None:
     The kernels link to this runtime. A second runtime would bring a second thread pool, and the idle threads
     of each pool would spin while the other pool works.
     """
-    import torch  # imported here: torch is slow to load, and callers that compile kernels need torch anyway
+    import torch  # imported here, because torch is slow to load
 
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     found += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
@@ -94,8 +94,7 @@ def wheel_flags(isa: str) -> list[str]:
 
 def _compile(compiler: str, flags: Sequence[str], linked: Sequence[str], out: Path) -> None:
     limit = _time_limit()
-    # Compile next to the result. In $TMPDIR other users could replace object files before they are
-    # linked.
+    # Compile next to the result. In $TMPDIR, other users could replace object files before linking.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
         objects = [Path(folder) / f"{number}.o" for number in range(len(source_files()))]
         commands = [

@@ -17,7 +17,7 @@ class Dense(NamedTuple, Generic[L]):
 
 
 class Mixture(NamedTuple, Generic[L, E]):
-    """A mixture-of-experts layer. A value of type E holds one matrix of every expert."""
+    """A mixture-of-experts layer. A value of type E stacks one matrix per expert."""
 
     router: L  # hidden to the number of experts
     gate_up: E

@@ -9,7 +9,7 @@ class Matcher(Protocol):
     def consume_token(self, token_id: int) -> bool:
         """Consume a token.
 
-        If the grammar does not allow the token, returns False, and the matcher has an error from then on.
+        Returns False if the grammar does not allow the token. The matcher then has an error.
         """
 
     def consume_tokens(self, token_ids: list[int]) -> bool:
@@ -22,7 +22,7 @@ class Matcher(Protocol):
         """Return how many tokens `try_consume_tokens` would consume. The matcher does not advance."""
 
     def rollback(self, num_tokens: int) -> object:
-        """Undo the last `num_tokens` tokens, none of which may be an end of sequence.
+        """Undo the last `num_tokens` tokens, which must not include an end of sequence.
 
         The return value has no meaning.
         """
@@ -30,8 +30,8 @@ class Matcher(Protocol):
     def compute_ff_tokens(self) -> list[int]:
         """Return the tokens that must come next (fast-forward tokens).
 
-        A token is left out if later text could change how the tokenizer splits the text. The list may
-        therefore be empty although some bytes are forced.
+        The list has only tokens that later text cannot change. The list may therefore be empty although some
+        bytes are forced.
         """
 
     def compute_ff_bytes(self) -> bytes:

@@ -1,5 +1,5 @@
-"""Measures how close logits and experts' router logits are to a tie. The unit is the distance between
-neighbouring bfloat16 numbers, a step.
+"""Measures how close output logits and router logits are to a tie. The unit is a step, the distance between
+neighbouring bfloat16 numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Maximum number of steps at which the last chosen and the first rejected expert count as tied.
+# Maximum distance in steps at which the last chosen and the first rejected expert count as tied.
 NEAR_EXPERTS = 2
 
 
 def steps_below(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return, as float32 [n], how many bfloat16 steps each token's logit is below the largest one."""
+    """Return each token's distance below the largest logit in bfloat16 steps, float32 [n]."""
     margins = logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return margins / _step(logits.abs().amax(-1))
 
 
 @contextmanager
 def routers(reference: object) -> Iterator[list[tuple[Tensor, int]]]:
-    """Yield a list that collects a transformers model's router outputs while the context lasts. An entry is a
+    """Yield a list that collects a transformers model's router outputs inside the context. Each item is a
     pair: logits [n, number of experts], and the number of experts per token.
     """
     said: list[tuple[Tensor, int]] = []
@@ -39,9 +39,7 @@ def routers(reference: object) -> Iterator[list[tuple[Tensor, int]]]:
 
 
 def near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return, as bool [n], whether each token's last chosen and first rejected expert nearly tie in some
-    layer.
-    """
+    """Return bool [n]: True if a token's last chosen and first rejected expert nearly tie in some layer."""
     near = torch.zeros((), dtype=torch.bool)
     for logits, top_k in said:
         if top_k < logits.shape[1]:

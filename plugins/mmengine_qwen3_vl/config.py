@@ -97,8 +97,8 @@ def text_rope(
 
 
 def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
-    """Read the vision tower's sizes. `deepstack`: whether the file must name the layers whose outputs are
-    deepstack features.
+    """Read the vision tower's sizes. `deepstack`: whether the file must name the layers with deepstack
+    outputs.
     """
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)

@@ -6,9 +6,7 @@ LIVE: frozenset[str] = frozenset()  # replicas that take requests, as of the las
 
 
 def is_leaving(replica: str) -> bool:
-    """Return whether `replica` takes no more requests, because it is draining or dead. `replica` must have
-    sent a message before.
-    """
+    """Return whether `replica` is draining or dead. The replica must have sent a message before."""
     return bool(LIVE) and replica not in LIVE
 
 

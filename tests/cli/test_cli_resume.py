@@ -1,4 +1,4 @@
-"""Tests which batches the command refuses to resume, and its messages, with an engine without a model."""
+"""Tests the command's refusals and messages when a batch is resumed, with an engine without a model."""
 
 import json
 import os
@@ -53,9 +53,7 @@ def answers(folder):
 
 @pytest.fixture
 def begun(tmp_path):
-    """Return a folder with a batch of five requests. The batch's process ended before all answers were
-    written.
-    """
+    """Return a folder with an interrupted batch of five requests."""
     write(tmp_path / "requests", "abcde")
     run_and_die(tmp_path, 9, max_num_seqs=2)
     assert 0 < len(answers(tmp_path)) < 5

@@ -1,7 +1,7 @@
 """Checks for sentence-transformers.
 
 The package has no HTTP client. The checks load the served models with the package, and compare the results
-with the server's results.
+with the server.
 """
 
 import json

@@ -106,8 +106,8 @@ def test_the_time_of_day_is_set_back_and_forth(tmp_path):
 
 @pytest.mark.parametrize("how", ["but for its reserve", "wholly"])
 def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
-    """Accepted calls are answered, and new calls are refused. The server continues when there is space again,
-    even if it died on the full disk.
+    """Accepted calls are answered, and new calls are refused. When there is space again, the server
+    continues, even after a crash on the full disk.
     """
     chance, begun, told = seeded(26), time.monotonic(), []
     full = tmp_path / "full"

@@ -1,5 +1,5 @@
-"""Tests damaged GGUF files of Gemma 3, with its SentencePiece vocabulary, and of Qwen2-VL and Qwen2.5-VL. The
-reader must use little memory, and either read a damaged file or raise a one-line ModelError.
+"""Tests damaged GGUF files: Gemma 3 with a SentencePiece vocabulary, Qwen2-VL and Qwen2.5-VL. The reader must
+use little memory, and either read a damaged file or raise a one-line ModelError.
 """
 
 import random
@@ -109,7 +109,7 @@ def read(path) -> bool:
 
 
 def named(folder: Path) -> Path:
-    """Return a path that names the model and the projector. The reader never ignores a named projector."""
+    """Return a path that names model and projector, so that the reader cannot ignore the projector."""
     return Path(pair(folder / "model.gguf", folder / "mmproj.gguf"))
 
 

@@ -1,6 +1,6 @@
-"""Runs the plugin contract, the tests for every model plugin, with quantised weights. Tokens and
-log-probabilities must equal transformers' results with the dequantised weights. The contract's tests of
-prompts and configs are left out, because they run with the unquantised folders.
+"""Runs the plugin contract (the tests for every model plugin) with quantised weights. Tokens and
+log-probabilities must equal transformers' results with the dequantised weights. Tests for prompts and configs
+are left out, because other modules run them.
 """
 
 import shutil
@@ -22,7 +22,9 @@ from tests.models.stacked_folder import alone, stacked
 
 
 class Quantised(PluginContract):
-    """The contract for a quantisation scheme. `held`: the model's `weights_held` if loaded in bfloat16."""
+    """The contract for a quantisation scheme. `held`: the expected `weights_held` if the model is loaded in
+    bfloat16.
+    """
 
     held = ""
     test_it_is_found_by_its_architecture = test_prompts_are_transformers = None
@@ -58,8 +60,8 @@ class Fp8(Quantised):
 
 
 class WholeNumbers(Quantised):
-    """A scheme with integer codes. AMX kernels round the weights to bfloat16, so their reference is the
-    bfloat16 model. Other kernels do not round the weights, so their reference is the float32 model.
+    """A scheme with integer codes. AMX kernels round the weights to bfloat16, so the reference is the
+    bfloat16 model. Other kernels do not round, so the reference is the float32 model.
     """
 
     def reduced(self, made):
@@ -77,9 +79,7 @@ class Int4(WholeNumbers):
 
 
 class Int8(WholeNumbers):
-    """Float weights that are quantised at loading. This works only in bfloat16, so float32 tests are left
-    out.
-    """
+    """Float weights that are quantised at loading. Only bfloat16 works, so float32 tests are left out."""
 
     held, sizes = "int8", {}
     test_log_probabilities_are_transformers = test_tokens_are_transformers = None
@@ -100,8 +100,8 @@ class Int8(WholeNumbers):
 
 
 class ExpertsAlone:
-    """For families whose quantised hub folders have separate experts, while transformers' float folders have
-    stacked experts.
+    """For families with separate experts in quantised hub folders, and stacked experts in transformers' float
+    folders.
     """
 
     def quantise(self, folder):
@@ -111,7 +111,7 @@ class ExpertsAlone:
 
 
 SHARED = {"shared_expert_intermediate_size": 64}
-FAMILIES = {  # Base classes, and sizes to change so that they are multiples of the group.
+FAMILIES = {  # Base classes, and sizes that must become multiples of the group.
     "Qwen3VL": ((qwen3_vl.TestQwen3VL,), {}),
     "Qwen3VLMoe": ((ExpertsAlone, qwen3_vl.TestQwen3VLMoe), {}),
     "Llama": ((llama.TestLlama,), {}),
@@ -126,7 +126,7 @@ FAMILIES = {  # Base classes, and sizes to change so that they are multiples of 
     "SmolVLM": ((smolvlm.TestSmolVLM,), {"num_attention_heads": 4}),
 }
 # In these families' tiny models, bfloat16 rounding can change a token's experts or the sign of a delta net's
-# output. transformers in bfloat16 is then no reference for integer codes.
+# output. Integer codes then cannot be compared with transformers in bfloat16.
 ROUGH = ("Qwen3VLMoe", "Qwen3Moe", "Qwen35", "Qwen35Text", "Qwen35Moe", "Qwen35MoeText")
 # One family per kind of decoder. The others are soak tests.
 SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")

@@ -1,5 +1,5 @@
-"""Tests text-only models: media are refused, chat templates for string contents get strings, and tokenizers
-are loaded from data or files.
+"""Tests text-only models: refused media, chat templates that expect string contents, and tokenizers from data
+or files.
 """
 
 import json
@@ -37,8 +37,8 @@ TEXTS = ["the cat sat on the mat", "what is the time, the end", "start and begin
 
 
 def trained(texts=TEXTS):
-    """Return a byte-level BPE tokenizer whose special tokens are also in the ordinary vocabulary, and which
-    puts a BOS token before a text.
+    """Return a byte-level BPE tokenizer that puts a BOS token before a text. Its special tokens are also in
+    the ordinary vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

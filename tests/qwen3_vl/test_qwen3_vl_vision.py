@@ -17,7 +17,7 @@ GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 @pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """Return the reference and our model, with the CPU kernels, with torch alone, or with frames packed as on
+    """Return the reference and our model. The model uses the CPU kernels, torch alone, or frames packed as on
     a GPU.
     """
     folder = tmp_path_factory.mktemp("tower")
@@ -51,8 +51,7 @@ def test_packed_features_equal_the_reference(tower):
         out = reference.model.get_image_features(
             reference_pixels(patches.numpy()), torch.tensor(GRIDS), return_dict=True
         )
-    # transformers returns a list with a tensor per image, or in older versions a single tensor for all
-    # images.
+    # Older transformers versions return a single tensor, newer versions a list with a tensor per image.
     features = [
         torch.cat(tuple(x)) if isinstance(x, (list, tuple)) else x
         for x in (out.pooler_output, *out.deepstack_features)
@@ -76,9 +75,7 @@ def test_packed_equals_alone_in_any_order(tower, order):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
-    """With the kernels an item's features have the same bits in any batch and with any number of threads.
-    Features are cached by content, so they must not depend on other items.
-    """
+    """Features are cached by content, so they must not depend on other items or the number of threads."""
     make_reference(tmp_path, seed=3)
     model = plugin.load_model(tmp_path, device="cpu", dtype=dtype)
     if model._vision._kernels is None:

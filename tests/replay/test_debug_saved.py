@@ -1,5 +1,5 @@
-"""Tests the debugger's saved states. They equal the states of a plain fold (the log's events applied in
-order), store each request only once, and stay within their memory limit.
+"""Tests the debugger's saved states. The states equal a plain fold (the log's events applied in order), store
+each request only once, and stay within the memory limit.
 """
 
 import gc
@@ -94,7 +94,7 @@ def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monke
 
 @pytest.mark.parametrize("folder", VLLM, ids=lambda folder: folder.name)
 def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
-    """Each saved state, and each later state computed from it, equals the state of a plain fold."""
+    """Saved states, and later states computed from them, equal the states of a plain fold."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     read, expected = read_to_end(folder, every=8), folded(folder)
@@ -124,9 +124,7 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """Only waiting requests are compared. A running request is stored again, because its values differ from
-    the values in the table.
-    """
+    """A running request is stored again, because its values differ from the table."""
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests
     num_waiting = 0

@@ -1,5 +1,4 @@
-"""Converts scheduling calls that were recorded from vLLM, as JSON lines, to an event log in the form of
-docs/reference/recorded-logs.md.
+"""Converts recorded vLLM scheduling calls (JSON lines) to an event log (docs/reference/recorded-logs.md).
 
 Each line is an object with the key `op`: start, add, grammar, finish, schedule, update, drafts, ended, reset.
 """

@@ -1,8 +1,7 @@
 """Tests encoder calls that are replayed from a captured graph.
 
-The tests check which captured size is chosen, which calls are not replayed, and that the features equal an
-ordinary call's features. Instead of a GPU graph, a fake graph repeats the captured operations over the same
-memory.
+The tests check the chosen size, calls that are not replayed, and the features. A fake graph replaces the GPU
+graph and repeats the captured operations over the same memory.
 """
 
 import numpy as np
@@ -42,7 +41,7 @@ SIZES = [EncoderSize(16, 1), EncoderSize(64, 3), EncoderSize(96, 6)]
 def attend_masked(q, k, v, starts, longest):
     """Attention whose shapes depend only on q, so that it can be captured. A mask separates the frames.
 
-    The result is NaN for a patch without a frame, so that an error in `starts` shows in all later layers.
+    The result is NaN for a patch without a frame, so that a wrong `starts` is detected.
     """
     frame = torch.searchsorted(starts[1:], torch.arange(len(q), dtype=torch.int32), right=True)
     same = frame[:, None] == frame
@@ -127,7 +126,7 @@ GRIDS = st.lists(
 @example(grids=[(6, 2, 2)], seed=0)
 @example(grids=[(7, 2, 2)], seed=0)
 def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
-    """Replay calls with images and videos of any sizes, one after the other, over the same memory."""
+    """Successive calls with images and videos of any size use the same memory."""
     patches = pixels(grids, seed)
     count, frames = sum(map(len, patches)), sum(t for t, _, _ in grids)
     before = dict(graphs.num_calls)
@@ -145,7 +144,7 @@ def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
 
 
 def leave(graphs, value):
-    """Fill all buffers that an earlier call may have written. The new content is `value`."""
+    """Fill all buffers that an earlier call may have written with `value`."""
     encoder = graphs._encoder
     for tensor in (encoder._positions, encoder._cos, encoder._sin, encoder._features):
         tensor.fill_(value)
@@ -233,7 +232,7 @@ def features_in(store, item):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_features_are_kept_when_the_next_call_writes_over_them(model, alone):
-    """The feature store holds copies. With `alone` each item is replayed by itself, in its own size."""
+    """The feature store holds copies. With `alone`, each item is encoded in a separate call."""
     graphs = capture(model)
     store = FeatureStore(model.spec.hidden_size, model.spec.num_deepstack, 200)
     grids = [(1, 4, 4), (2, 4, 2), (1, 6, 4), (1, 2, 2), (1, 4, 8), (1, 8, 8)]

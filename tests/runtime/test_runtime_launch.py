@@ -1,7 +1,7 @@
 """Tests that launching a step never waits for the device.
 
-Otherwise, with two steps in flight, the second step could not be prepared while the first one runs. The fake
-device's tensors have no values, and everything that would wait for the device raises.
+A wait would prevent the preparation of a second step while the first step runs. The fake device's tensors
+have no values, and every operation that would wait for the device raises.
 """
 
 import random

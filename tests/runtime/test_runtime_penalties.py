@@ -28,7 +28,7 @@ def test_listed_and_whole_rows_agree():
 
     for row in range(ROWS):
         admit(row)
-    for turn in range(120):  # more tokens than a list can hold at first
+    for turn in range(120):  # more tokens than fit into a list's initial memory
         rows = random.permutation(ROWS)[: random.integers(1, ROWS + 1)]
         logits = torch.from_numpy(random.standard_normal((len(rows) + 2, VOCAB)).astype(np.float32) * 3)
         penalties = random.uniform(-2, 2, (3, len(rows), 1)).astype(np.float32)

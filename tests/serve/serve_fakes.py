@@ -37,7 +37,7 @@ class ByteTokenizer:
 
 
 class EchoProcessor:
-    """A processor that uses the last message's text as prompt; the word `bad` stands for broken media."""
+    """A processor that uses the last message's text as prompt. The word `bad` counts as broken media."""
 
     tokenizer = ByteTokenizer()
     eos_token_ids = (EOS,)

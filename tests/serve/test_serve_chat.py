@@ -170,7 +170,9 @@ ASSISTANT = {
 
 @pytest.mark.parametrize("form", ["json", "xml"])
 def test_the_prompt_is_transformers(engine, form):
-    """Call arguments come as JSON text, and reach the chat template as objects, as in transformers."""
+    """The chat template gets call arguments as objects, as in transformers, although messages contain JSON
+    text.
+    """
     messages = [
         QUESTION,
         ASSISTANT,

@@ -61,7 +61,7 @@ def turns_of(client, number):
 
 
 def usage_of(text):
-    """Return the numbers of prompt tokens and of cached tokens in a stream of any of the APIs."""
+    """Return the counts of prompt tokens and cached tokens in a stream."""
     cached = int(re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', text)[-1])
     prompt = int(re.findall(r'"(?:prompt_tokens|input_tokens)": ?(\d+)', text)[-1])
     return prompt + cached * ("cache_read_input_tokens" in text), cached
@@ -361,7 +361,7 @@ def test_a_choice_of_a_hosted_tool_is_refused(server):
 
 
 def test_no_program_of_a_client_hides_a_package_that_it_imports():
-    """A program's folder is the first place where Python looks for modules."""
+    """Python searches a program's own folder first."""
     programs = list((ROOT / "tests" / "clients").glob("*.py"))
     ours = {program.stem for program in programs} - {"checks"}
     for program in programs:

@@ -374,7 +374,7 @@ def test_sessions_outlive_a_server(tmp_path):
 
 def test_sessions_are_refused_with_several_replicas(server):
     class Elsewhere:
-        """An engine without sessions, as if its replicas were other processes."""
+        """An engine without sessions, like an engine whose replicas are other processes."""
 
         def __init__(self, engine):
             self._inner = engine

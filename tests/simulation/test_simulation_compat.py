@@ -38,9 +38,8 @@ def test_a_preempted_request_goes_to_the_front_of_the_queue(tmp_path):
 
 
 def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
-    """`v` decodes one of the step's 32 tokens, which leaves 31 for `a`. `a` needs more blocks than are free,
-    so `v`, the least important request, is preempted. vLLM does not give the freed token to `a`. Our rules
-    decide all rows again.
+    """In a step with 32 tokens, `v` gets one token, and `a` gets a chunk with 31. `a` lacks blocks, so the
+    less important `v` is preempted. vLLM keeps the chunk's length. Our rules decide all rows again.
     """
     requests = [request("v", 30, out=5, priority=5), request("a", 80, at=1)]
     config = {"policy": "priority", "num_blocks": 11, "max_model_len": 88, "reserve_full_prompt": False}
@@ -69,8 +68,8 @@ def test_a_row_that_preempts_itself_lets_later_rows_run(tmp_path):
 
 
 def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
-    """`b` needs encoder cache space for its picture, and blocks that `a` holds. vLLM evicts `old` before it
-    checks the free blocks.
+    """`b` needs encoder cache space for its picture, and blocks that `a` holds. vLLM evicts `old` before
+    checking the free blocks.
     """
     image = {"prompt": [["img", 16], ["gen", "b", 40, 0]], "images": [[0, 16, "new"]]}
     requests = [
@@ -111,8 +110,8 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
 
 
 def test_blocks_of_a_broken_request_are_kept(tmp_path):
-    """vLLM keeps the blocks, because a token outside the grammar does not mean that the KV is wrong.
-    Our rules cannot distinguish this error from NaN.
+    """vLLM keeps the blocks, because the KV is right although a token breaks the grammar. Our rules treat
+    this error like NaN.
     """
     prompt = [["gen", "k", 17, 0]]
     requests = [
@@ -125,8 +124,8 @@ def test_blocks_of_a_broken_request_are_kept(tmp_path):
 
 
 def test_a_prompt_is_admitted_without_slots_for_drafts(tmp_path):
-    """The 16 tokens of `b` fit into two blocks, and three slots for drafts would need a third. vLLM
-    reserves the slots only after the first chunk, which has 8 tokens.
+    """The 16 tokens of `b` fit into two blocks; three draft slots would need a third block. vLLM reserves
+    draft slots only after the first chunk, which has 8 tokens.
     """
     requests = [request("a", 24, out=8), request("b", 16, out=2, at=1)]
     config = {"num_spec_tokens": 3, "spec_method": "eagle3", "num_blocks": 6, "max_model_len": 40}
@@ -148,8 +147,8 @@ def picture(name, content, **more):
 
 
 def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
-    """`b` is aborted in step 1. After step 1 neither `a` nor `b` needs its picture. vLLM releases `b`'s
-    picture before `a`'s picture, and therefore evicts `b`'s picture first.
+    """`b` is aborted in step 1. After step 1 both pictures are free. vLLM releases `b`'s picture before
+    `a`'s, and therefore evicts `b`'s picture first.
     """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
@@ -179,7 +178,7 @@ def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """Return requests and settings. A step fills equal blocks for `a` and `b`. Then `b` ends, and `a`
+    """Return requests and settings. `a` and `b` fill equal blocks in the same step. Then `b` ends, and `a`
     continues. `c` hits one of the two blocks.
     """
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]

@@ -15,9 +15,7 @@ PATIENCE_S = 60
 
 
 class Bench:
-    """A compiler whose slow compilations end when the test releases them, with a clock that the test
-    controls.
-    """
+    """A compiler with a fake clock. Slow compilations end when the test releases them."""
 
     def __init__(self, **options):
         self.now = 0.0
@@ -153,9 +151,7 @@ def test_closing_ends_the_threads():
 
 
 class Compiled(str):
-    """A compiled grammar. If the text begins with a bracket, the shortest completion has as many tokens as
-    the text has characters.
-    """
+    """A compiled grammar. If the text begins with a bracket, the shortest completion has len(text) tokens."""
 
     @property
     def shortest(self):

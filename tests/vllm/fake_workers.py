@@ -9,8 +9,8 @@ class Workers:
     """Replaces vLLM's workers. Holds KV by slot, the identifiers of encoder outputs, and the scheduled
     requests.
 
-    A request's next token is a function of the KV in its blocks, so the token is right only if the scheduler
-    sent the right blocks, positions and tokens in all steps.
+    A request's next token is a function of the KV in its blocks. Wrong blocks, positions or tokens from the
+    scheduler therefore cause wrong tokens.
     """
 
     def __init__(self, block_size, *, is_second_runner=False, num_drafts=0):

@@ -1,5 +1,5 @@
-"""Tests logs with several KV groups, without vLLM: which groups are recorded, the order of blocks in the log,
-and the detection of wrong decisions about sliding-window blocks.
+"""Tests logs with several KV groups, without vLLM: recorded groups, block order, and detection of wrong
+decisions about sliding-window blocks.
 """
 
 from types import SimpleNamespace

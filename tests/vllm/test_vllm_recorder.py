@@ -84,7 +84,7 @@ def test_a_recorded_log_can_be_folded(record, tmp_path):
     assert not state.requests and state.blocks.num_free == 9 and len(state.free_rows) == 4
     started = events[0]
     assert started.host == "vllm 0.0" and started.config["compat"] == "vllm"
-    assert of_type(events, ev.Scheduled)[-1].rows is None  # the same rows as in the step before
+    assert of_type(events, ev.Scheduled)[-1].rows is None  # the same rows as in the previous step
 
 
 def test_tokens_are_written_as_they_are_only_if_asked(record, tmp_path):

@@ -54,9 +54,7 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """Drop the parts of an item that were computed so far. They are not needed any more, or a failed step
-    made them invalid.
-    """
+    """Drop the computed parts of a partly encoded item."""
     if state.part is not None:
         state.encoder.dropped.append(state.part.key)
         state.part = None
@@ -77,7 +75,7 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return the start of the first embedding run that is not completely computed, or NEVER."""
+    """Return the start of the first embedding run with tokens that are not computed yet, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 

@@ -149,7 +149,7 @@ def _apply_pooled(state: State, event: ev.Executed) -> None:
 
 
 def apply_drafted(state: State, event: ev.Drafted) -> None:
-    """Write drafts after the rows' known tokens. These drafts arrived after their step's result."""
+    """Write drafts that arrived after their step's result. Drafts are stored after a row's known tokens."""
     rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
     put_drafts(state, rows, np.frombuffer(event.num_drafts, np.int32), np.frombuffer(event.drafts, np.int32))
     state.drafter[rows] = 0
@@ -180,8 +180,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Count a failed step against `owner`, whose media item the step encoded in part. `owner` keeps its row,
-    because the step computed no token for `owner`.
+    """Count a failed step against `owner`, whose media item the step encoded in part. The request keeps its
+    row, because the step computed none of the request's tokens.
     """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:

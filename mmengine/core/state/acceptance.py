@@ -9,7 +9,7 @@ import numpy as np
 
 from mmengine.core.state.step_cost import ONE
 
-DRAFTERS = 8  # number of counted drafters; drafters with larger numbers are counted as the last one
+DRAFTERS = 8  # drafters with separate counts; drafters with larger numbers share the last counts
 TRIAL = 256  # the weight of one trial
 # A row's counts are halved above this weight, and a drafter's counts above 16 times this weight.
 MEMORY = 24 * TRIAL
@@ -37,7 +37,7 @@ class Acceptance:
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Record the verified drafts for `rows` (intp [m]). The next call of `count` counts them.
+        """Record the verified drafts for `rows` (intp [m]). `count` later adds the drafts to the counts.
 
         `drafters`: each row's drafter. `drafted`: each row's draft count, 0 for none. `counts`:
         how many tokens each row got, as the bytes of int32 [m].
@@ -73,15 +73,13 @@ class Acceptance:
                 trials[old] >>= 1
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the probability that each drafter's draft is accepted, in 1/65536: int64 [drafters,
-        n].
-        """
+        """Return each drafter's acceptance probability in `rows`, in 1/65536: int64 [drafters, n]."""
         usual = (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
         hits = self.hits[:, rows].astype(np.int64) * ONE + usual[:, None] * PRIOR
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Return the numbers of the drafters with trials, except the highest number, in descending order.
+        """Return the numbers of drafters with trials in descending order, without the highest number.
         Call `count` before this method.
         """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()

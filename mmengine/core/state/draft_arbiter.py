@@ -1,9 +1,8 @@
 """The base class for draft arbiters. A draft arbiter decides in each step which drafters draft, and limits
 each row's draft count.
 
-The class has the counters, the measurements of each draft level, and the times of reviews. At draft level n,
-only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to ALL_DRAFTERS. A bucket groups
-similar batch sizes (step_cost.py). A review chooses the draft level anew.
+At draft level n, only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to
+ALL_DRAFTERS. A review chooses the draft level again. A bucket groups similar batch sizes (step_cost.py).
 """
 
 from abc import ABC, abstractmethod
@@ -20,8 +19,8 @@ ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
 WINDOW = 16  # number of steps between reviews while no request arrives
-# Number of steps without drafts after drafts were turned off. Also the maximum number of steps from a batch
-# change to the next review.
+# Number of steps without drafts after drafting is turned off. Also the maximum number of steps between a
+# batch change and the next review.
 SETTLED = 32
 MAX_EMPTY = 4  # after this many consecutive steps without drafts, the draft level has failed
 _COUNTERS = (
@@ -86,11 +85,11 @@ class DraftArbiter(ABC):
         self.draft_limits[:, row] = self._most
 
     def draft_level_after(self, num_rows: int) -> int:
-        """Return the draft level after the step that is being decided, which has `num_rows` rows."""
+        """Return the draft level after the open step, which has `num_rows` rows."""
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """Return how many drafts each drafter may propose for each of `rows`, int32 [drafters, n].
+        """Return each drafter's draft limit for `rows`, int32 [drafters, n].
 
         An array with shape [0, 0] means no drafts, and None means no limit.
         """
@@ -231,14 +230,14 @@ class DraftArbiter(ABC):
         self.acceptance.fade()
 
     def _rate(self, level: int) -> int | None:
-        """Return a level's tokens per time relative to steps without drafts (65536: equal), or None without
+        """Return a level's token rate relative to steps without drafts (65536: equal). Returns None without
         enough measurements.
         """
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts of `rows` to drafts that are likely enough to be accepted. Returns True if steps
-        with the new limits must be measured before the level is chosen.
+        """Limit the drafts in `rows` to drafts that are likely enough to be accepted. Returns True if steps
+        with the new limits must be measured first.
         """
         least = self.costs.least_chance(self.bucket, self.level)
         if not least:

@@ -10,8 +10,8 @@ from mmengine.native.lora import LoraPart, PackedAdapter
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter on a device. `text`: the additions to the decoder. `vision`: the vision tower with the
-    additions; None if the adapter does not change the tower, or the model has no tower.
+    """An adapter on a device. `text`: the adapter's matrices for the decoder. `vision`: the adapted vision
+    tower; None if the adapter does not change the tower.
     """
 
     text: PackedAdapter | list[tuple[LoraPart, ...]]

@@ -1,5 +1,5 @@
-"""Detects in which format a chat template writes tool calls: renders a test tool with a call, and looks for
-the call in the prompt.
+"""Detects a chat template's tool call format: renders a chat with a tool call, and searches the prompt for
+the call.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ _RESULT: Json = {"role": "tool", "tool_call_id": "call_0", "content": "b"}
 def call_format_of(
     render: Callable[[list[Json], list[Json] | None], str],
 ) -> CallFormat | None:
-    """Return the format in which the template writes tool calls, "json" or "xml", or None.
+    """Return the template's tool call format, "json" or "xml", or None.
 
     `render`: returns the prompt for messages and tools. The result is None if the prompt does not contain the
     tools, or if the call in the prompt has neither format.

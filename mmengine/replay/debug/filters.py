@@ -1,4 +1,4 @@
-"""The filter language, in which a person types conditions in a terminal or on a web page.
+"""The debugger's filter language, for conditions that a person types in a terminal or on a web page.
 
     filter     comparison { "and" comparison }
     comparison [object] field operator literal
@@ -140,8 +140,8 @@ def event_named(word: str) -> str | None:
 
 
 def checked_object(kind: str, name: str) -> tuple[str, str]:
-    """Return (kind, name) after checking the name. Raises InvalidRequest if a block or row is not a number,
-    or if the key prefix for an entry is not hexadecimal.
+    """Return (kind, name) after checking the name. Raises InvalidRequest for a block or row without a number,
+    and for an entry whose key prefix is not hexadecimal.
     """
     if kind in ("block", "row") and not (name.isascii() and name.isdigit() and len(name) < 10):
         raise InvalidRequest(f"{name!r} is not the number of a {kind}")

@@ -1,5 +1,5 @@
-"""Simulates a script, the requests of a log, on a simulated clock. Requests arrive at the log's times, the
-engine's own scheduler decides, and StepTimes gives the duration of each step.
+"""Simulates a script (a log's requests) on a simulated clock. Requests arrive at the log's times, the
+engine's scheduler decides, and StepTimes gives each step's duration.
 """
 
 from bisect import bisect_right
@@ -177,8 +177,8 @@ def complete_script(script: Script) -> tuple[Script, list[str]]:
 
 
 def with_logged_drafts(config: EngineConfig) -> EngineConfig:
-    """Return the settings, changed so that a simulation verifies the same drafts as the log. The log has only
-    drafts that its scheduler chose, so the simulated scheduler must not choose again.
+    """Return settings with which a simulation verifies the same drafts as the log. The log's scheduler
+    already chose the drafts, so the simulated scheduler must not choose again.
     """
     if config.draft_policy != CHOSEN:
         return config
@@ -186,9 +186,7 @@ def with_logged_drafts(config: EngineConfig) -> EngineConfig:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the ids of requests that the script's settings would refuse, and the reason for the first of
-    them.
-    """
+    """Return the ids of requests that the script's settings would refuse, and the first request's reason."""
     names, reason = set(), ""
     for event in script.requests:
         try:

@@ -1,6 +1,4 @@
-"""Creates the drafters that the setting `spec` selects, and fills in the settings that these drafters
-need.
-"""
+"""Creates the drafters for the setting `spec`, and fills in the settings that the drafters need."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 # Default numbers of drafts for a row: without a draft head, and with a head that continues a grammar's
 # drafts.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-# Group of entry points whose functions return the folder of a draft head for the embedded checkpoint.
+# Entry point group for functions that return the folder with the embedded checkpoint's draft head.
 HEADS = "mmengine.draft_heads"
 HEAD, MTP, GRAMMAR, AUTO = "eagle3", "mtp", "grammar", "auto"
 HEADS_BY_NAME = (HEAD, MTP)
@@ -161,7 +159,7 @@ def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: AnyHead | None) -> AnyHead | None:
-    """Return `head` if `config` reserves KV slots for it, else None. The settings of a continued log may
+    """Return `head` if `config` reserves KV slots for the head, else None. A continued log's settings may
     reserve no slots.
 
     Raises ConfigError if there are no slots although the user requested the head.

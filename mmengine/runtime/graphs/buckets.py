@@ -68,9 +68,9 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
     """Return `meta` padded to the bucket's size.
 
     All padding tokens store their KV in the dummy block. Padding rows also read the dummy block, and padding
-    tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so the real
-    tokens attend to the same KV as without padding. No real row may read the dummy block, which may contain
-    NaN from a failed row. Attention multiplies masked KV by 0, and NaN * 0 is NaN.
+    tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so real tokens
+    never attend to padding. No real row may read the dummy block, which may contain NaN from a failed row.
+    Masks do not help, because attention multiplies masked KV by 0, and NaN * 0 is NaN.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)

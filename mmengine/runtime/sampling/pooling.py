@@ -1,6 +1,4 @@
-"""Computes prefill-only requests' results from their last hidden states: embeddings, or a few
-logits.
-"""
+"""Computes the results of prefill-only requests from the last hidden states: embeddings, or a few logits."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -112,7 +112,7 @@ class AccumulatedChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
-    markers: list[int] = field(default_factory=list)  # as in Delta, but indices in this `logprobs`
+    markers: list[int] = field(default_factory=list)  # as in Delta, but as indices into `logprobs`
     content_logprobs: list[Entry] = field(default_factory=list)  # logprobs of the content tokens
     finish_reason: str = ""
     stop_reason: str | int | None = None

@@ -1,3 +1,3 @@
-"""Parses the Lark grammars of custom tools. Converts each to a grammar for a JSON string whose value matches
-the original grammar.
+"""Parses the Lark grammars of custom tools, and converts each to a grammar for a JSON string with a matching
+value.
 """

@@ -1,10 +1,9 @@
 """Keeps the grammar state of a row (a running request's slot): the tokens, and the matchers that have
 consumed these tokens.
 
-A draft grammar allows only some of the texts that the row's grammar allows. It therefore forces more tokens,
-which become drafts. While the text fits a draft grammar, only the draft grammar's matcher consumes tokens.
-The row's own matcher catches up when a mask is needed, when the text no longer fits the draft grammar, or
-when the text may be complete.
+A draft grammar allows only some of the texts that the row's grammar allows. A draft grammar therefore forces
+more tokens, which become drafts. While the text fits a draft grammar, only the draft grammar's matcher
+consumes tokens. The row's own matcher catches up later, for example when a mask is needed.
 
 Draft tokens are consumed when they are proposed. Rejected draft tokens are rolled back later.
 """
@@ -22,8 +21,7 @@ DraftGrammars = Sequence[Callable[[], Matcher]]
 class TextMatcher:
     """A matcher and its position in the row's text.
 
-    The matcher has consumed the text's first `num_read` tokens, and then the draft tokens `ahead`, which are
-    not accepted yet.
+    The matcher has consumed the text's first `num_read` tokens, and then the unverified draft tokens `ahead`.
     """
 
     __slots__ = ("matcher", "num_read", "ahead")
@@ -34,9 +32,9 @@ class TextMatcher:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Roll back drafts, and consume the tokens in `said` that were not consumed yet.
+        """Roll back drafts, and consume the remaining tokens in `said`.
 
-        Returns False, and leaves the matcher with an error, if the grammar does not allow a token.
+        Returns False if the grammar does not allow a token. The matcher then has an error.
         """
         self.keep(())
         behind = said[self.num_read :]
@@ -59,7 +57,7 @@ class TextMatcher:
 class RowMatcher:
     """The grammar state of a row.
 
-    `said` has the row's tokens since the grammar started. `pending_start` waits for the tokens that start the
+    `said` has the row's tokens since the grammar started. `pending_start` detects the tokens that start the
     grammar; None after the start. `own` is the matcher for the grammar `compiled`.
     """
 
@@ -91,7 +89,7 @@ class RowMatcher:
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
         # The matcher for a draft grammar that the text has fitted so far.
         self._draft_matcher: TextMatcher | None = None
-        self._is_lazy = False  # Whether sampled tokens are checked afterwards instead of masked.
+        self._is_lazy = False  # Whether sampled tokens are checked after sampling, without masks.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
         """Continue from the tokens `said`. The grammar's matcher `matcher` must have consumed them."""
@@ -108,7 +106,7 @@ class RowMatcher:
         return own.matcher
 
     def renew(self) -> Matcher | None:
-        """Replace the grammar's own matcher if its error says that a shared resource is used up.
+        """Replace the grammar's own matcher if its error says that a shared resource is exhausted.
 
         Returns the new matcher, or None after any other error.
         """
@@ -161,7 +159,7 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens are allowed in sequence. The tokens must not include an
+        """Return how many leading tokens in `token_ids` the grammar allows. `token_ids` must not include an
         end token.
         """
         if self.pending_start is not None:
@@ -181,8 +179,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` next tokens that are forced by the draft grammar, or else by the grammar
-        itself.
+        """Return at most `most` forced next tokens, from the draft grammar if there is a fitting draft
+        grammar.
         """
         if self.pending_start is not None or not most:
             return ()
@@ -194,9 +192,7 @@ class RowMatcher:
         return tokens
 
     def forced_after_drafts(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come after the drafts that `num_allowed` has just
-        checked.
-        """
+        """Return at most `most` forced tokens after the drafts that `num_allowed` has just checked."""
         leader = self._leader
         if not leader.ahead or most <= 0:
             return ()
@@ -219,9 +215,7 @@ class RowMatcher:
         return self.matcher()
 
     def _lead(self) -> TextMatcher:
-        """Return the matcher for the first remaining draft grammar that the text fits. Without such a draft
-        grammar, return the grammar's own matcher.
-        """
+        """Return the matcher for the first draft grammar that the text fits, or the grammar's own matcher."""
         while (draft_matcher := self._draft_matcher or self._next_draft_matcher()) is not None:
             if draft_matcher.catch_up(self.said):
                 self._leader = self._draft_matcher = draft_matcher
@@ -254,7 +248,7 @@ class RowMatcher:
     def _is_over(self) -> bool:
         """Return whether the text is complete or invalid, after the leading matcher has stopped.
 
-        A draft grammar differs from its grammar only in the white space within a text. So the text is
+        A draft grammar differs from its grammar only in white space within a text. The text is therefore
         complete if the draft grammar allows no further token and the grammar allows the end.
         """
         if self._leader is self.own:

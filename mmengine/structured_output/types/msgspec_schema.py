@@ -58,7 +58,7 @@ def _number(name: str, kind: kinds.IntType | kinds.FloatType) -> Schema:
 
 
 def _check_hash(kind: kinds.Type) -> None:
-    """Raise InvalidRequest if a set cannot have items with the type `kind`, because they are not hashable."""
+    """Raise InvalidRequest if `kind` is not hashable and therefore cannot be a set's item type."""
     while isinstance(kind, kinds.Metadata):
         kind = kind.type
     for each in (*getattr(kind, "types", ()), *getattr(kind, "item_types", ())):
@@ -209,7 +209,7 @@ class _Writer:
         return {"type": "string"}
 
     def _defined(self, cls: object, make: Callable[[], Schema]) -> Schema:
-        """Return a reference to a named type, and write the type's definition at its first use."""
+        """Return a reference to a named type. The first call also writes the type's definition."""
         name = self._names.get(cls)
         if name is None:
             plain = re.sub(r"\W", "_", getattr(cls, "__name__", str(cls)), flags=re.ASCII)

@@ -1,8 +1,8 @@
 """Computes a training forward pass with the weights of transformers' model.
 
 All views (images or pairs of video frames) in a batch have the same size, and the vision tower processes them
-together. The text model's mask separates the branches that `packing` puts after a shared prefix. The results
-equal transformers' own forward pass, which `evaluate` uses.
+together. `packing` puts several branches after a shared prefix, and the text model's mask separates the
+branches. The results equal transformers' own forward pass, which `evaluate` uses.
 """
 
 import torch
@@ -85,8 +85,8 @@ class Forward:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
 
     def _geometry(self, grid: int) -> tuple[torch.Tensor, ...]:
-        """Return, for a view of `grid` x `grid` patches, the indices and weights of the position embeddings,
-        and the rotary cos and sin.
+        """Return four tensors for a view with `grid` x `grid` patches: indices and weights of the position
+        embeddings, and rotary cos and sin.
         """
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
@@ -131,8 +131,8 @@ class Forward:
         return norm(self.text.norm, x).flatten(0, 1)
 
     def logits(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the logits of the N target tokens, fp32 (N, vocab), the indices of the targets in the
-        flattened batch, and the merged visual tokens.
+        """Return three tensors: the N targets' logits, fp32 (N, vocab); the targets' indices in the flattened
+        batch; and the merged visual tokens.
         """
         features = self.features(batch["patches"], batch["grid"])
         places = (batch["targets"].flatten() >= 0).nonzero()[:, 0]

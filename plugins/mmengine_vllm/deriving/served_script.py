@@ -34,7 +34,7 @@ class RecordedHost:
 class ServedScript:
     """One run of a script. `started`: STARTED of the script's log. `name`: as in OwnScheduler.
 
-    `num_calls`: number of calls of `schedule`. `calls`: for each record, the number of the call that made it.
+    `num_calls`: number of `schedule` calls. `calls`: for each record, the number of its `schedule` call.
     `stall`: an error text if the last call could schedule requests but scheduled none, else "".
     """
 

@@ -18,8 +18,8 @@ NEVER_STOPS = -1
 def engine_request(request: VllmObject, num_resets: int = 0) -> Request:
     """Return the request for the core. Raises InvalidRequest for a request that the core cannot run.
 
-    `num_resets`: how often the encoder cache was reset. The number separates the request's items from entries
-    that were cached before the last reset.
+    `num_resets`: how often the encoder cache was reset. Items cached before the last reset do not match the
+    request's items.
     """
     unsupported = next(_unsupported(request), None)
     if unsupported is not None:
@@ -48,8 +48,8 @@ def eos_of(request: VllmObject) -> int:
 
 
 def media_items(request: VllmObject, num_resets: int) -> Iterator[MediaItem]:
-    """Yield the request's images and videos. An item's hash is derived from the identifier under which vLLM's
-    workers store the item's features. Equal items therefore share a cache entry.
+    """Yield the request's images and videos. An item's hash is derived from vLLM's identifier for the item's
+    features, so equal items share a cache entry.
     """
     for feature in request.mm_features:
         position = feature.mm_position

@@ -31,7 +31,7 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """Alternatives, none of which is chosen yet, with the path and the position of the branches."""
+    """Alternatives without a chosen branch, with the branches' path and position."""
 
     path: tuple[int, ...]
     where: tuple[int, ...]
