@@ -47,11 +47,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     of alternatives to report for each prompt token except the first. `n`: number of answers to the prompt;
     each answer has its own sample index.
 
-    The sampler never samples a token of `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
-    or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens in prompt and answer.
-    `sequence_bias` holds pairs (tokens, bias). The bias is added to the last token's logit if the other
-    tokens of the pair come right before. With `stop_in_min_tokens`, a stop string also ends an answer that
-    has fewer than `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
+    The sampler never samples a token in `suppress_tokens`, or a token that completes a sequence in
+    `bad_words_ids`. With `no_repeat_ngram_size` n, the answer repeats no n-gram in prompt and answer.
+    `sequence_bias` holds pairs (tokens, bias). The bias is added to the last token's logit if the pair's
+    other tokens come right before. With `stop_in_min_tokens`, a stop string also ends an answer shorter than
+    `min_tokens`. `repetition_detection` ends an answer that repeats itself.
     """
 
     max_tokens: int = 256

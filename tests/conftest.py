@@ -25,10 +25,10 @@ pytest_plugins = ("tests.workers",)
 
 # `make test` fetches Triton and similar packages for the tests into build/gpu. Installed packages come first.
 sys.path.append(str(ROOT / "build" / "gpu"))
-# Makes torch look for GPUs without loading CUDA, because a forked worker process could not load CUDA again.
+# Makes torch look for GPUs without loading CUDA, because forked worker processes cannot load CUDA again.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-# Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable when it is
-# imported, and other packages may import it.
+# Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable at import, and
+# other packages may import Triton.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 # When imported, FlashInfer creates folders; by default in the user's home.
@@ -97,7 +97,7 @@ def pytest_collection_finish(session):
 
 @contextmanager
 def _hidden(folder):
-    """Hide the compiler, and all libraries that were compiled before, inside this context."""
+    """Hide the compiler and all compiled libraries inside the context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("MMENGINE_CACHE", str(folder))

@@ -162,8 +162,8 @@ class _Counts:
 
 @contextmanager
 def _signals(drain: threading.Event, stop: threading.Event) -> Iterator[None]:
-    """While the context lasts, handle signals: the first SIGINT or SIGTERM sets `drain`, the second sets
-    `stop`, and the third kills the process.
+    """Handle signals inside the context. The first SIGINT or SIGTERM sets `drain`, the second sets `stop`,
+    and the third kills the process.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -93,7 +93,7 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> ev.Drafted:
-    """Return DRAFTED. Raises ExecutorFailed as `check_drafted` does."""
+    """Return DRAFTED. Raises ExecutorFailed for invalid drafts."""
     check_drafted(state, rows, num_drafts, drafts)
     return ev.Drafted(*(each.astype(np.int32).tobytes() for each in (rows, num_drafts, drafts)))
 

@@ -60,8 +60,8 @@ def all_flags(isa: str, openmp: Path | None) -> list[str]:
 def openmp_library() -> Path | None:
     """Return the path of the OpenMP runtime that torch contains.
 
-    The kernels link to this runtime. A second runtime would bring a second thread pool, and the idle threads
-    of each pool would spin while the other pool works.
+    The kernels link to this runtime. With a second runtime, the idle threads of one thread pool would spin
+    while the other pool works.
     """
     import torch  # imported here, because torch is slow to load
 

@@ -60,8 +60,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
-    """Return the decoder config for the checkpoint's multi-token-prediction head, or None if config.json sets
-    the head's number of layers to 0.
+    """Return the decoder config for the checkpoint's multi-token-prediction head, or None if the head has 0
+    layers.
 
     `text`: the model's decoder. Raises ModelError for a head of an unsupported kind.
     """

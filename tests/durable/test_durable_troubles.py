@@ -60,7 +60,7 @@ def test_killed_twice_more_while_it_resumes(tmp_path):
 
 @pytest.mark.parametrize("drain_s", [0, 1])
 def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
-    """The next process finishes the remaining calls."""
+    """The next process finishes calls that outlast the drain."""
     chance, begun = seeded(24), time.monotonic()
 
     def disturb():

@@ -94,7 +94,7 @@ def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monke
 
 @pytest.mark.parametrize("folder", VLLM, ids=lambda folder: folder.name)
 def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
-    """Saved states, and later states computed from them, equal the states of a plain fold."""
+    """A vLLM log's saved states, and later states computed from them, equal a plain fold."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     read, expected = read_to_end(folder, every=8), folded(folder)
@@ -112,7 +112,7 @@ def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
 
 
 def test_a_waiting_request_is_stored_once(tmp_path):
-    """The size of a state does not grow with its queue."""
+    """A state's size does not grow with its queue."""
     folder = run_of("long queue", tmp_path / "log")
     read = read_to_end(folder, every=8)
     packed = [mark.saved for mark in read.marks.all]
@@ -124,7 +124,7 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """A running request is stored again, because its values differ from the table."""
+    """Waiting requests are found in the table. A running request has other values, and is stored again."""
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests
     num_waiting = 0

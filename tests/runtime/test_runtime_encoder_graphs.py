@@ -215,7 +215,7 @@ def test_a_waiting_capture_is_reported_once_and_images_are_launched(model, monke
 
 
 def asked(grids):
-    """Return the items to encode, one request for each grid, and the requests' pixels."""
+    """Return the items to encode (a request for each grid), and the requests' pixels."""
     items, payloads = [], {}
     for number, (grid, patches) in enumerate(zip(grids, pixels(grids, 7), strict=True)):
         name, count = f"r{number}", len(patches) // 4

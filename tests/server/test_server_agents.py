@@ -149,7 +149,7 @@ ITEMS = [
 
 
 def test_records_of_hosted_tools_in_the_history_are_left_out_and_named(server, strict):
-    """A conversation that began on the vendor's server continues on this server."""
+    """A conversation from the vendor's server continues on this server."""
     said = {"type": "text", "text": "A shape."}
     plain = [*ASKED, {"role": "assistant", "content": [said]}, *ASKED]
     for kinds in (HISTORY, HISTORY[:1]):

@@ -184,7 +184,7 @@ def long_input(num_chars):
 
 
 def test_previous_items_are_read_beside_the_event_loop(one, monkeypatch):
-    """Large previous items are read on a thread, even if the call itself is short."""
+    """Large previous items are read on a thread, even for a short call."""
     threads = []
     for owner, name in (
         (ContinuationReader, "read"),
@@ -273,7 +273,7 @@ def test_unclaimed_stored_responses_are_cancelled(tmp_path):
 
 
 def test_a_request_id_finds_a_stored_answer_after_a_death(tmp_path):
-    """A client that did not receive a finished answer repeats its call to the restarted server."""
+    """After a restart, a repeated call with the same request id gets the stored answer."""
     log, headers, body = tmp_path / "log", {"X-Request-Id": "mine"}, {"input": TEXT}
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body, headers)[2]

@@ -293,7 +293,7 @@ def test_a_session_belongs_to_its_key(tmp_path):
 
 
 def test_a_keys_share_holds_for_calls_at_once(tmp_path):
-    """The calls arrive before the engine has opened a session for any of them."""
+    """The limit also applies to calls that arrive before the engine has opened a session."""
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     with served(echo(max_sessions=8, executor_class=Slower), key_file=keys) as server:

@@ -1,4 +1,4 @@
-"""Control from a test how many drafts an executor verifies, and how long steps seem to take."""
+"""Let tests control an executor's drafts and step times."""
 
 import numpy as np
 from msgspec import structs

@@ -38,7 +38,7 @@ class Rows:
             self.rng.choice((self.admit, self.say, self.say, self.propose, self.propose))()
 
     def tokens(self, low, high):
-        """Return few distinct tokens, mostly in the same order, so that they repeat."""
+        """Return a few distinct tokens, mostly in the same order, so that n-grams repeat."""
         first = self.rng.randrange(5)
         run = [(first + n) % 5 for n in range(self.rng.randint(low, high))]
         return [token if self.rng.random() < 0.9 else self.rng.randrange(5) for token in run]
@@ -93,7 +93,7 @@ class NgramRows(Rows):
     def expected(self, row, room):
         text = self.known[row]
         for size in ngram.SIZES:
-            for end in range(len(text) - 1, size - 1, -1):  # positions before which an n-gram ends
+            for end in range(len(text) - 1, size - 1, -1):  # ends (exclusive) of earlier n-grams
                 if room and len(text) > size and text[end - size : end] == text[-size:]:
                     ahead = text[end:]
                     return [ahead[n % len(ahead)] for n in range(room)]

@@ -99,7 +99,7 @@ def test_a_hanging_compilation_fails_alone_and_its_worker_is_replaced():
     bench.late()
     assert "within 10 seconds (grammar_timeout_s)" in slow.error
     assert bench.done(good) == ["GOOD"]
-    bench.release("slow")  # The compilation returns after all; its grammar can be used from then on.
+    bench.release("slow")  # The late compilation returns, and its grammar becomes usable.
     for _ in range(PATIENCE_S * 50):
         if slow.compiled:
             break

@@ -14,7 +14,7 @@ from mmengine.request import MediaItem, num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
-    """Evict the encoder outputs `evict`, and add the outputs that the open step computes.
+    """Evict the encoder outputs in `evict`, and add the outputs that the open step computes.
 
     `encode`: (key, row, index in the request's media) for each item.
     """
@@ -61,8 +61,8 @@ def drop_part(state: State) -> None:
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """Give an ended request's partly encoded item to another request with the same item. If no request has
-    the item, drop the computed parts.
+    """Give an ended request's partly encoded item to another request with the same item. Without such a
+    request, drop the computed parts.
     """
     part = state.part
     if part is None or part.request_id != request_id:

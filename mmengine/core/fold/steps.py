@@ -72,7 +72,7 @@ def _pending(flight: Flight) -> np.ndarray | int:
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
-    """Apply the oldest step's result. The result has at least one token for each row that samples."""
+    """Apply the oldest step's result, which has at least one token for each row that samples."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
     if state.goodput is not None:
@@ -107,8 +107,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Remove rejected drafts. Only vLLM's asynchronous rules allow other steps in flight while drafts are
-        # verified.
+        # Remove rejected drafts.
         if flight.num_drafts is not None:
             reject_drafts(state, flight, counts)
         elif (state.verifies or event.errors) and not state.flights:

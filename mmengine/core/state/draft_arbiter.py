@@ -52,8 +52,8 @@ class DraftArbiter(ABC):
     """Chooses a draft level for each step, and limits each row's draft count.
 
     Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
-    `overlaps`: whether steps overlap. With overlap, drafting costs time even if the drafters return no
-    drafts, because the engine must wait for the step's result first.
+    `overlaps`: whether steps overlap. Drafters need the step's result. With overlap, drafting therefore costs
+    time even without drafts.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):

@@ -43,8 +43,8 @@ def call_format_of(
 ) -> CallFormat | None:
     """Return the template's tool call format, "json" or "xml", or None.
 
-    `render`: returns the prompt for messages and tools. The result is None if the prompt does not contain the
-    tools, or if the call in the prompt has neither format.
+    `render`: returns the prompt for messages and tools. Returns None if the prompt lacks the tools, or if the
+    call has another format.
     """
     try:
         if _NAME not in render([_USER], [_TOOL]):

@@ -17,8 +17,8 @@ class FetchLimits:
 
     `hosts`: host names; a leading `*.` stands for all names below a domain. None: every host. (): no URLs are
     fetched. `root`: the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: limit per
-    URL, including redirects. `max_bytes`: limit per item. `max_bytes_in_flight`: limit for all fetched items
-    that are not yet prepared; a prompt may use half. Raises ConfigError.
+    URL, including redirects. `max_bytes`: limit per item. `max_bytes_in_flight`: limit for all fetched but
+    unprepared items; a prompt may use half. Raises ConfigError.
     """
 
     hosts: tuple[str, ...] | None = None
@@ -43,8 +43,8 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return the maximum number of concurrent fetches for a prompt: half of the slots, so that slow
-        fetches leave slots for other prompts.
+        """Return the maximum number of concurrent fetches for a prompt: half of `max_fetches`, so that other
+        prompts can fetch too.
         """
         return max(1, self.max_fetches // 2)
 

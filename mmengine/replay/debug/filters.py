@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A filter. `reads_record`: whether the filter reads the next record in addition to the state."""
+    """A filter. `reads_record`: whether the filter also reads the next record."""
 
     text: str
     comparisons: tuple[Comparison, ...]

@@ -21,9 +21,7 @@ class Wait(NamedTuple):
 
 
 def describe_waits(waits: list[Wait], words: Words) -> tuple[str, dict[str, Any]]:
-    """Return a sentence that begins with the most frequent reason, and a dict with the numbers in the
-    sentence.
-    """
+    """Return a sentence about the waits, most frequent reason first, and a dict with its numbers."""
     counts = Counter(wait.reason.kind for wait in waits)
     parts, facts = [], []
     for kind, count in counts.most_common():

@@ -22,7 +22,7 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-TOGETHER_NS = 1_000_000  # Maximum time between records that the scheduler saw together.
+TOGETHER_NS = 1_000_000  # Records in a step within this time count as seen together.
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
@@ -98,7 +98,7 @@ class _Prices:
 
     def __init__(self, drawn: DrawnTimes, arrivals_ns: list[int]):
         self._drawn, self._arrivals_ns = drawn, arrivals_ns
-        self._announced = -1  # index of the last arrival that delayed the step before it
+        self._announced = -1  # index of the last arrival that has delayed a step
 
     def price(self, plan: StepPlan, num_embeds: int) -> int:
         now_ns, drawn = self.timer.now(), self._drawn
@@ -120,7 +120,7 @@ class _Prices:
 
 
 class _IdleTimer(Timer):
-    """A clock that calls DrawnTimes.begin each time the engine is idle, so that new step times are drawn."""
+    """A clock that calls DrawnTimes.begin each time the engine is idle."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int, drawn: DrawnTimes):
         super().__init__(executor, start_ns)
@@ -148,9 +148,7 @@ def _arriving(observations: list[Observation], rng: np.random.Generator) -> list
 
 
 def complete_script(script: Script) -> tuple[Script, list[str]]:
-    """Return a script in which each request ends, and notes about everything in the log that cannot be
-    repeated.
-    """
+    """Return a script in which each request ends, and notes on log contents that cannot be repeated."""
     notes, unfinished = [], set(script.unfinished)
     observations = []
     for each in script.observations:

@@ -25,8 +25,7 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Default numbers of drafts for a row: without a draft head, and with a head that continues a grammar's
-# drafts.
+# Default number of drafts per row: without a draft head, and with a head that continues a grammar's drafts.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
 # Entry point group for functions that return the folder with the embedded checkpoint's draft head.
 HEADS = "mmengine.draft_heads"
@@ -92,7 +91,7 @@ def _automatic_head(
 ) -> AnyHead | None:
     """Return the checkpoint's draft head if the native kernels support it, else None.
 
-    The user did not request this head, so a problem with the head is not an error.
+    A problem with the head is not an error, because the user did not request the head.
     """
     if config.compat or config.tensor_parallel > 1:
         return None
@@ -126,8 +125,8 @@ def load_any_head(
 
 
 def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
-    """Return `config` with `num_draft_tokens`, and with `lookahead_tokens`: the number of KV slots that a
-    draft head needs after a row's tokens.
+    """Return `config` with values for `num_draft_tokens` and `lookahead_tokens` (KV slots that a draft head
+    needs after a row's tokens).
 
     Raises ConfigError for settings that contradict the setting `spec`.
     """

@@ -30,7 +30,7 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 class FunctionCall(msgspec.Struct, frozen=True):
     """A function that the model calls: its name and arguments.
 
-    `arguments` is a JSON object as text, unchanged from the model's output if the model writes calls as JSON.
+    `arguments` is a JSON object as text: the model's own text if the model writes calls as JSON.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
     `finish_reason` is "stop" or "length", or "tool_calls" if the answer has calls and tool_choice is auto or
     required. `stop_reason` is the stop string or token that ended the answer. `argument_errors` lists invalid
-    arguments in calls to tools whose schemas are not enforced.
+    arguments for tools without an enforced schema.
     """
 
     index: int
@@ -85,8 +85,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
 class ChatCompletion(msgspec.Struct, frozen=True):
     """The response to a chat call: `choices` has one or more answers to the conversation.
 
-    `usage` has token counts under OpenAI's names. `notes` reports facts about the response format and the
-    tools, for example which tools have a schema that is not enforced.
+    `usage` has token counts under OpenAI's names. `notes` has remarks about the response format and the
+    tools, for example about a schema that is not enforced.
     """
 
     request_id: str

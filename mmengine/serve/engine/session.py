@@ -6,8 +6,8 @@
         print(session.ask("Who came in?", max_tokens=64).text)
 
 Appended content is prefilled at once. The session keeps the content's KV blocks, up to `session_blocks`, and
-questions reuse the blocks. All content and answers form a single prompt, so an answer equals the answer to a
-single request with all this content.
+questions reuse the blocks. An answer equals the answer to a single request with all earlier content and
+answers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,12 +153,11 @@ class Session:
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append a text, a message part (an image or a video), or a list of texts and parts, and prefill the
-        content.
+        """Append and prefill a text, a message part (an image or a video), or a list of texts and parts.
 
         With `anchor`, the content stays even if the session exceeds its length and drops old content. Each
-        text is tokenized separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed
-        is raised, the session is unchanged.
+        text is tokenized separately. Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy or
+        RequestFailed; the session is then unchanged.
         """
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
@@ -168,8 +167,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits until its patch is complete or until other content is appended. The
-        image is checked at once. Raises the same errors as `append`.
+        Returns None if the frame waits for a complete patch or for other content. The image is checked at
+        once. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)

@@ -31,8 +31,8 @@ TAKEN = frozenset(
         *WHEN_SAMPLING,
     }
 )
-# Keywords that are accepted without effect. They tune refused features (beam search, assistants), tune
-# transformers' implementation, or request values that are never returned.
+# Keywords without effect. They tune refused features (beam search, assistants) or transformers'
+# implementation, or request values that are never returned.
 CHANGES_NOTHING = frozenset(
     {
         "assistant_confidence_threshold",
@@ -76,7 +76,7 @@ _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
-# For each keyword: the values that are accepted because they have no effect, and advice for other values.
+# For each keyword: accepted values without effect, and advice for other values.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_model": ((), _DRAFTS),
     "assistant_tokenizer": ((), _DRAFTS),

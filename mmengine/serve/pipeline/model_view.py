@@ -60,8 +60,8 @@ def tokenizer_of(engine: Engine) -> object:
 def _from_transformers(loader: str, folder: Path) -> object:
     """Return the object that the transformers class `loader` loads from the folder, or None.
 
-    None means that transformers or a package that the class needs is not installed, or that the model is a
-    GGUF file. For GGUF files transformers has different token ids.
+    Returns None for a GGUF file, because transformers has different token ids. Also returns None if
+    transformers or another required package is not installed.
     """
     if is_gguf(folder):
         return None

@@ -17,7 +17,7 @@ from mmengine.structured_output.rows.rows import Cut
 
 
 class _Text(Protocol):
-    """Decodes a row's tokens. `cut_off` is the stop string and the text after it, which is not shown."""
+    """Decodes a row's tokens. `cut_off` is the stop string and the later text, which are not shown."""
 
     @property
     def stopped(self) -> bool: ...
@@ -72,7 +72,7 @@ class StopStrings:
         return text.stopped
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """Add the tokens in `token_ids` (int32 [s]) to the rows in `rows` (int32 [s]), a token to each row.
+        """Add a token to each row in `rows`. Both arrays are int32 [s].
 
         Returns the ascending indices into `rows` at which a stop string is now complete.
         """
@@ -81,7 +81,7 @@ class StopStrings:
 
     def cut(self, row: int) -> Cut | None:
         """Return the row's tokens up to a stop string, and the text that the stop string cut off. Returns
-        None for a row without a stop string or without a grammar.
+        None for a row without a grammar, or before a stop string.
         """
         text = self._texts.get(row)
         if text is None or row not in self._tokens or not text.stopped:

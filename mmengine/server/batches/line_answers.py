@@ -1,5 +1,5 @@
 """Runs the requests in a batch's lines, with the same readers and response formats as live calls. Requests
-that were recovered from the log continue after the last token in the log.
+recovered from the log continue after their last token.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class LineReader(Protocol):
 
 
 class LineOutcome(NamedTuple):
-    """A line's outcome. `body`: the JSON of an answer or an error. `written` must be called when the body is
-    durable on disk, so that the log may delete the answer.
+    """A line's outcome. `body`: the JSON of an answer or an error. Call `written` when the body is durable on
+    disk; the log may then delete the answer.
     """
 
     status: int

@@ -39,9 +39,7 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Call this after the request is accepted, when the tokens that end reasoning
-        are known.
-        """
+        """Prepare the choices. Must run after acceptance, when the tokens that end reasoning are known."""
         parsed_request = self._asked
         self._choices = [
             ChoiceDeltas(
@@ -65,11 +63,11 @@ class PromptStream:
         return deltas
 
     def slow_end(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that calls `end` and is meant for another thread. Returns None if `end` is fast
-        enough for the event loop.
+        """Return a function that another thread calls instead of `end`, or None if `end` is fast enough for
+        the event loop.
 
         The function also checks the arguments of a finished choice's tool calls, and computes the fields'
-        confidences and boxes. Its result is a tuple with `end`'s result.
+        confidences and boxes. The function returns a tuple with `end`'s result.
         """
         choice = self._choices[output.index]
         if not choice.is_slow_to_finish and self._asked.envelope.boxes is None:

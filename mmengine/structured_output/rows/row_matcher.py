@@ -1,5 +1,5 @@
-"""Keeps the grammar state of a row (a running request's slot): the tokens, and the matchers that have
-consumed these tokens.
+"""Keeps a row's grammar state: the tokens, and the matchers that have consumed the tokens. A row is a running
+request's slot.
 
 A draft grammar allows only some of the texts that the row's grammar allows. A draft grammar therefore forces
 more tokens, which become drafts. While the text fits a draft grammar, only the draft grammar's matcher

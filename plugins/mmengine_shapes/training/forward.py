@@ -63,7 +63,7 @@ def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Return the attention mask, bool (B, 1, L, L). A token sees the earlier tokens of its branch and of the
+    """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens in its branch and in the
     prefix. Padding sees padding.
     """
     length = segments.shape[1]

@@ -146,9 +146,9 @@ MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& st
   return shrink;
 }
 
-// Like `soften`, for a query that sees only the keys [first, seen) of a block. scores[i] is the score of key i. The
-// other keys in [from, count) get the weight 0, and so does the padding of `count` to a multiple of `whole`. `from` is
-// a multiple of 16. If the query sees no key, the state does not change and the factor is 1.
+// Like `soften`, for a query that sees only the keys [first, seen) of a block. scores[i] is the score of key i. Other
+// keys in [from, count) get the weight 0, and so does the padding to a multiple of `whole`. `from` is a multiple of
+// 16. If the query sees no key, the state does not change and the factor is 1.
 template <class Keep>
 MM_INLINE float weigh(float* scores, int from, int first, int seen, int count, int whole, const Scoring& scoring,
                       RunningSoftmax& state, bool begins, Keep keep) {

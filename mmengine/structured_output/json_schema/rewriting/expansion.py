@@ -21,7 +21,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 
 
 class PendingSchema(NamedTuple):
-    """A schema that must be added: its place, the places that led to it, and its position in the schema's
+    """A schema that must be added: its place, the places on the path to the schema, and its position in the
     text.
     """
 
