@@ -31,7 +31,7 @@ MAX_AFTER = 256  # Largest number of tokens in GrammarRequest.after.
 
 
 def check_unicode(path: Iterable[str | int], text: str) -> None:
-    """Raise InvalidRequest, with `path`, if the text contains half of a surrogate pair."""
+    """Raise InvalidRequest, with `path`, if the text contains an unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -81,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def min_stop_tokens(self) -> int:
-        """Return the number of tokens that an answer needs before a stop string ends it."""
+        """Return how many tokens an answer needs before a stop string may end the answer."""
         return 0 if self.stop_in_min_tokens else self.min_tokens
 
     def check(self) -> None:
@@ -271,7 +271,7 @@ def num_before(media: Sequence[MediaItem], position: int) -> int:
 
 
 def run_start(media: Sequence[MediaItem], position: int) -> int:
-    """Return the start of the embedding run that `position` splits, or `position` if it splits no run."""
+    """Return the start of the embedding run that `position` splits, or else `position`."""
     index = num_before(media, position)
     if index < len(media):
         for start, length in media[index].runs:
@@ -281,7 +281,7 @@ def run_start(media: Sequence[MediaItem], position: int) -> int:
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter as the scheduler sees it: identified by its contents, not by its name.
+    """A LoRA adapter as the scheduler sees it, identified by its contents.
 
     `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its packed matrices. `visual`: whether the
     adapter changes the encoder's output. `name`: the name in the request; decisions do not depend on the
@@ -304,7 +304,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
     these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
     token limit, "close" completes the answer, "length" cuts it off. `max_digits`: maximum number of digits in
-    each part of a number that the schema does not limit; 0: no maximum, None: the engine's setting.
+    each part of a number without a limit in the schema; 0: no maximum, None: the engine's setting.
     `field_confidence`: whether tokens get a TokenConfidence.
     """
 
@@ -321,7 +321,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
-    """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer continues.
+    """Limits reasoning to `tokens` tokens. At the limit the engine emits `end`, and the answer continues.
 
     With `is_open`, the answer begins with reasoning. Otherwise, only an initial `start` begins reasoning.
     """
@@ -391,7 +391,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string may cut off, assuming one byte per token."""
+        """Return the maximum number of tokens that a stop string cuts off if each token has a single byte."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

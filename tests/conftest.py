@@ -60,7 +60,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Modules with a slow fixture. One worker process runs all tests of such a module (tests/workers.py), so that
+# Modules with a slow fixture. A single worker process runs all tests in such a module (tests/workers.py), so
 # the fixture is made only once.
 TOGETHER = {
     "tests/test_debugging.py",
@@ -116,9 +116,7 @@ def hidden_compiler():
 
 @pytest.fixture(scope="module", params=isas())
 def library(request):
-    """Return the compiled kernels. A test that uses this fixture runs once for each instruction set of this
-    CPU.
-    """
+    """Return the compiled kernels. Tests run once for each instruction set of this CPU."""
     return opened(request.param)
 
 

@@ -2,7 +2,7 @@
 
     build/vllm/bin/python -m benchmarks.vllm.scheduler_cost [--steps 400] [--rows 16 256 1024] [--log FOLDER]
 
-The time is the CPU time of `schedule` and `update_from_output` in steps in which every row decodes one token.
+The program measures `schedule` and `update_from_output` in steps in which every row decodes a token.
 mmengine's time includes the translation into vLLM's output objects. With --log, the time also includes the
 event log. The floor is the time to create vLLM's output objects, which every Python scheduler must create.
 """

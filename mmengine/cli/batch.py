@@ -1,4 +1,4 @@
-"""`mmengine run --batch`: answers a file of requests, with a progress bar and a clean stop on Ctrl-C."""
+"""Implements `mmengine run --batch`, with a progress bar and a clean stop on Ctrl-C."""
 
 import os
 import signal
@@ -35,8 +35,8 @@ def run_batch_file(
     """Answer every line in `requests`, or only the lines in `shard`, and write the answers to `out`.
 
     Return the exit code: 0 if each line got an answer, 1 if some lines got an error, 130 if a signal stopped
-    the run. If an earlier run of the same batch began the `log`, the batch continues from the log.
-    `media_options` apply to all prompts.
+    the run. If `log` has an earlier run of the same batch, the batch continues from the log. `media_options`
+    apply to all prompts.
     """
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)

@@ -61,8 +61,8 @@ def lock(folder: Path) -> int:
 
 
 def why_not_held(folder: Path) -> str:
-    """Return why locks do not work in this folder, or "" if they work. The check runs in this process only,
-    so locks that fail between machines are not detected. Raises OSError if the folder is not writable.
+    """Return why locks do not work in this folder, or "" if they work. The check uses only this process, and
+    cannot detect locks that fail between machines. Raises OSError if the folder is not writable.
     """
     path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # a name that no other process uses
     first = open_file(path, os.O_RDWR | os.O_CREAT)

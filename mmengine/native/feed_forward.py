@@ -1,6 +1,6 @@
 """Containers for the weights of a layer's feed-forward network.
 
-The matrix type is a parameter, so that torch layers and packed kernel layers share these classes.
+The matrix type is a parameter: torch layers and packed kernel layers share these classes.
 """
 
 from typing import Generic, NamedTuple, TypeVar

@@ -1,5 +1,5 @@
-"""The embedded checkpoint: a tiny Qwen3-VL model that answers questions about drawn shapes. Also contains the
-scenes on which the model was trained.
+"""The embedded checkpoint, a tiny Qwen3-VL model that answers questions about drawn shapes, and its training
+scenes.
 """
 
 import pathlib

@@ -1,4 +1,5 @@
-"""Installs the agents of coding_agents.py, each in its own folder. It skips agents that cannot be installed.
+"""Installs the agents in coding_agents.py, each in a separate folder. Agents that cannot be installed are
+skipped.
 
 python -m tests.clients.install_agents build/clients/agents
 """

@@ -1,5 +1,5 @@
-"""Fifty open calls survive kills of both processes, kills in recovery, short drains, a wrong clock, and a
-full disk.
+"""Fifty open calls survive killed processes, kills during recovery, short drains, a wrong clock, and a full
+disk.
 """
 
 import http.client

@@ -120,13 +120,13 @@ HUGE = 2**32 - 1
 
 
 def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 0, 0)) -> bytes:
-    """Return a frame with the given body and a right checksum."""
+    """Return a frame with this body and a valid checksum."""
     checked = struct.pack("<IIQQQ", len(body) if length is None else length, count, *start) + body
     return codec.MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked
 
 
 def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
-    """Return a frame with one record, whose event has the given body and type number."""
+    """Return a frame with a record whose event has this body and type number."""
     return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
 
 
@@ -214,7 +214,7 @@ def test_a_body_with_some_bytes_changed_is_read_or_refused(event, data):
 
 
 def test_type_numbers_and_fields_are_for_ever():
-    """From 0.1.0 on, a new field is the last field and has a default. Only extend this test."""
+    """Since 0.1.0, new fields come last and have a default. Only extend this test."""
     numbers = "Started Queued Cancelled Preempted Scheduled Admitted Executed Failed Finished Delivered"
     numbers += " CacheReset Checkpoint"
     fields = {

@@ -125,8 +125,8 @@ FAMILIES = {  # Base classes, and sizes that must become multiples of the group.
     "Qwen35MoeText": ((qwen3_5.TestQwen35MoeText,), SHARED),
     "SmolVLM": ((smolvlm.TestSmolVLM,), {"num_attention_heads": 4}),
 }
-# In these families' tiny models, bfloat16 rounding can change a token's experts or the sign of a delta net's
-# output. Integer codes then cannot be compared with transformers in bfloat16.
+# In these tiny models, bfloat16 rounding can change a token's experts or the sign of a delta net's output.
+# Integer codes then cannot be compared with transformers in bfloat16.
 ROUGH = ("Qwen3VLMoe", "Qwen3Moe", "Qwen35", "Qwen35Text", "Qwen35Moe", "Qwen35MoeText")
 # One family per kind of decoder. The others are soak tests.
 SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")

@@ -39,7 +39,8 @@ SIZES = [EncoderSize(16, 1), EncoderSize(64, 3), EncoderSize(96, 6)]
 
 
 def attend_masked(q, k, v, starts, longest):
-    """Attention whose shapes depend only on q, so that it can be captured. A mask separates the frames.
+    """Compute attention with shapes that depend only on q, as a capture requires. A mask separates the
+    frames.
 
     The result is NaN for a patch without a frame, so that a wrong `starts` is detected.
     """
@@ -82,7 +83,7 @@ def test_the_smallest_size_that_holds_a_call_is_taken(embeds, segments, budget):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Return a model with random weights whose vision tower uses `attend_masked`, which can be captured."""
+    """Return a model with random weights. Its vision tower uses `attend_masked`."""
     folder = tmp_path_factory.mktemp("tower")
     make_reference(folder, seed=4)
     with pytest.MonkeyPatch.context() as patch:

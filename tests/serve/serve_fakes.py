@@ -68,7 +68,7 @@ class EchoProcessor:
 
 
 class TurnEcho(EchoProcessor):
-    """A processor for sessions, which writes a user's turn as <text>, and a part without text as F."""
+    """A processor for sessions. A user's turn becomes <text>; a part without text becomes F."""
 
     frames_in_patch = 2
 

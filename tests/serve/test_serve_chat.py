@@ -1,4 +1,4 @@
-"""`Engine.chat`: messages with tool calls that a grammar forces, with chat templates in both call formats."""
+"""Tests `Engine.chat` with forced tool calls, with chat templates in both call formats."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Enlarges the prompts and tools in agent_turns.json to real agents' sizes, with generated texts. Also builds
-an engine with a long context and no model.
+"""Enlarges the prompts and tools in agent_turns.json to real agents' sizes. Also builds an engine with a long
+context and no model.
 """
 
 import copy
@@ -33,7 +33,7 @@ MAX_MODEL_LEN = 160_000
 
 
 def text_of(num_chars: int, number: int = 0) -> str:
-    """Return lines with different sentences, about `num_chars` characters or more."""
+    """Return lines with different sentences, at least about `num_chars` characters."""
     lines, size = [], 0
     while size < num_chars:
         k = number * 7919 + len(lines)

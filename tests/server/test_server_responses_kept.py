@@ -1,6 +1,4 @@
-"""Tests of stored responses: get, stream from any event, cancel, delete and continue, also after a
-restart.
-"""
+"""Tests stored responses: get, stream from any event, cancel, delete and continue, also after a restart."""
 
 import http.client
 import json

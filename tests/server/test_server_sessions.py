@@ -28,7 +28,7 @@ def url(colour="red"):
 
 
 class Looking(TurnEcho):
-    """A processor that checks that frames are images and that uploaded images were read."""
+    """A processor that checks frames and uploaded images."""
 
     def prepare_turn(self, content, **options):
         for part in content:

@@ -1,4 +1,4 @@
-"""Tests that drafters with an index find the same drafts as a loop over the whole text."""
+"""Drafters with an index find the same drafts as a loop over the whole text."""
 
 import random
 

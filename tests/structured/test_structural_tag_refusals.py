@@ -1,4 +1,4 @@
-"""Test that refusals of structural tags name the field and, for a schema, the keyword and its JSON
+"""Tests refused structural tags. The errors name the field and, for a schema, the keyword and its JSON
 pointer.
 """
 

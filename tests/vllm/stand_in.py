@@ -1,5 +1,5 @@
-"""Stand-ins for the classes of vLLM that mmengine_vllm.Scheduler uses, for tests without vLLM. With vLLM
-installed the tests use vLLM's own classes.
+"""Stand-ins for the vLLM classes that mmengine_vllm.Scheduler uses. If vLLM is installed, tests use vLLM's
+own classes.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Applies events about media: which items a step encodes, and which encoder outputs the rows still need.
+"""Applies events about media: encoded items, and references to encoder outputs.
 
 A row begins to reference an encoder output in the first chunk that reads the output. The reference ends when
 all the item's tokens are computed. The open step is the step to which decisions are being added.

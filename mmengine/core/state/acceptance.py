@@ -1,8 +1,8 @@
 """Estimates the probability that a draft is accepted, from trial and hit counts for each row and
 drafter.
 
-A trial is a draft that was compared with a sampled token. An accepted draft is a hit. The first rejected
-draft of a row is a trial without a hit, and the drafts after it are not counted.
+A trial is a draft that was compared with a sampled token. An accepted draft is a hit. A row's first rejected
+draft is a trial without a hit. Later drafts are not counted.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from mmengine.core.state.step_cost import ONE
 
 DRAFTERS = 8  # drafters with separate counts; drafters with larger numbers share the last counts
 TRIAL = 256  # the weight of one trial
-# A row's counts are halved above this weight, and a drafter's counts above 16 times this weight.
+# Above this weight, a row's counts are halved. A drafter's limit is 16 times as high.
 MEMORY = 24 * TRIAL
 PRIOR = 4 * TRIAL  # weight of the drafter's overall rate in the estimate for a row
 FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # assumed counts of a drafter without trials

@@ -201,7 +201,7 @@ class DraftArbiter(ABC):
         """Return the draft level for a step with `num_rows` rows."""
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
-        """Decide on the draft level after a decode-only step in this bucket, if a decision is due."""
+        """Choose the draft level after a decode-only step in this bucket, if a choice is due."""
         has_arrivals, other, self.bucket = self.has_arrivals, bucket != self.bucket, bucket
         self.has_arrivals = False
         if has_arrivals:
@@ -222,7 +222,7 @@ class DraftArbiter(ABC):
         """
 
     def _begin_review(self) -> None:
-        """Begin a review: count the drafts so far, and plan the next review after WINDOW steps."""
+        """Begin a review: count the recorded drafts, and schedule the next review after WINDOW steps."""
         if self.bucket == self.reviewed_bucket:
             self.full_bucket = self.bucket  # the batch has not shrunk since the last review
         self.reviewed_bucket, self.until_review = self.bucket, WINDOW

@@ -84,7 +84,7 @@ def find_object(facts: Facts, kind: str, name: str) -> ObjectFacts | None:
 
 
 def parse_filter(text: str) -> Filter:
-    """Parse a filter. Raises InvalidRequest with a message that says what is expected."""
+    """Parse a filter. Raises InvalidRequest with the expected syntax."""
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"the filter has {len(text)} characters; the limit is {MAX_CHARS}")
     words = _words(text)
@@ -140,8 +140,8 @@ def event_named(word: str) -> str | None:
 
 
 def checked_object(kind: str, name: str) -> tuple[str, str]:
-    """Return (kind, name) after checking the name. Raises InvalidRequest for a block or row without a number,
-    and for an entry whose key prefix is not hexadecimal.
+    """Return (kind, name) after checking the name. Raises InvalidRequest if a block or row is not a number,
+    or an entry's key prefix is not hexadecimal.
     """
     if kind in ("block", "row") and not (name.isascii() and name.isdigit() and len(name) < 10):
         raise InvalidRequest(f"{name!r} is not the number of a {kind}")

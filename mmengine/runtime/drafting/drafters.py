@@ -27,7 +27,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 # Default number of drafts per row: without a draft head, and with a head that continues a grammar's drafts.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-# Entry point group for functions that return the folder with the embedded checkpoint's draft head.
+# Entry points in this group return the folder with the embedded checkpoint's draft head.
 HEADS = "mmengine.draft_heads"
 HEAD, MTP, GRAMMAR, AUTO = "eagle3", "mtp", "grammar", "auto"
 HEADS_BY_NAME = (HEAD, MTP)

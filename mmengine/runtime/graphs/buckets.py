@@ -2,7 +2,7 @@
 plan.
 
 A bucket is a captured batch size. Each row count in `row_sizes` has a bucket with one token per row. If rows
-may have drafts, the row count also has a bucket with 1 + num_drafts tokens per row. A smaller step is padded
+may have drafts, the row count also has a bucket with 1 + num_drafts tokens per row. Smaller steps are padded
 with rows that use only the dummy block, and with tokens after each row's last token.
 """
 
@@ -29,9 +29,7 @@ class Frame(NamedTuple):
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, the multiples of 8 below 256, the multiples of 16 from 256 on, and `max_rows` as the
-    last size.
-    """
+    """Return 1, 2, 4, multiples of 8 below 256, multiples of 16 from 256 on, and `max_rows`."""
     sizes = [size for size in (1, 2, 4) if size < max_rows]
     sizes += range(8, min(max_rows, 256), 8)
     sizes += range(256, max_rows, 16)
@@ -44,13 +42,13 @@ def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
 
 
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
-    """Return all buckets, the largest first, so that the other buckets can reuse its memory."""
+    """Return all buckets, the largest first, so that smaller buckets can reuse the memory."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
     return [Bucket(rows, length) for length in lengths for rows in reversed(row_sizes(max_rows))]
 
 
 def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame | str:
-    """Return the frame in which `plan` is replayed, or a reason from REASONS why it is not replayed."""
+    """Return the frame for a replay of `plan`, or the reason in REASONS against a replay."""
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)

@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 class Frames:
     """Collects video frames until `in_patch` frames form a patch, which the encoder reads as a unit.
 
-    Frames are held until a request that includes them has succeeded, so a failed request loses no frame.
+    A failed request loses no frame: frames are held until their request has succeeded.
     """
 
     def __init__(self, in_patch: int):
@@ -130,7 +130,7 @@ class Frames:
 
 
 class Session:
-    """A session in an `Engine`. Its methods step the engine, so no other request may stream meanwhile.
+    """A session in an `Engine`. The methods step the engine, so no other request may stream meanwhile.
 
     `media_options` apply to all media in the session, with the same meaning as in Prompt.
     """

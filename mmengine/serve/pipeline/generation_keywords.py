@@ -1,4 +1,4 @@
-"""Lists transformers' generation keywords that are supported (TAKEN), have no effect, or are refused."""
+"""Lists transformers' generation keywords: supported (TAKEN), without effect, or refused."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Finds stop strings in running rows' text, so that the model runner can end these rows.
+"""Finds stop strings in running rows' text.
 
 A row is a running request's index in the batch.
 """

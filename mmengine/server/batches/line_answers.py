@@ -150,8 +150,8 @@ class LineAnswers:
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
         """Return the request, and a stream for each prompt.
 
-        If a stream was recovered for every prompt, the recovered streams are returned with the envelope from
-        the log. Otherwise the request is submitted.
+        If every prompt has a recovered stream, the recovered streams are returned with the logged envelope.
+        Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)
         envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)
@@ -161,8 +161,8 @@ class LineAnswers:
             parsed_request.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
             return msgspec.structs.replace(parsed_request, envelope=envelope), [each.stream for each in found]
-        # The engine never accepted the prompts that have no recovered stream. After the recovered streams are
-        # cancelled, all prompts are submitted again.
+        # Some prompts have no recovered stream, because the engine never accepted them. Cancel the recovered
+        # streams, and submit all prompts again.
         for each in found:
             discard_stream(each.stream)
         parsed_request = await self._reader.media.fill(parsed_request)

@@ -26,8 +26,7 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """A prompt of a call, with its n choices. `first`: the index of the prompt's first choice among all
-    choices of the call.
+    """A prompt of a call, with its n choices. `first`: the index of the prompt's first choice in the call.
 
     The owner calls `push` for each output. If the output has a `finish_reason`, the owner then calls `end`.
     """

@@ -73,7 +73,7 @@ class HttpMetrics:
         )
         for outcome in OUTCOMES:
             self.batch_lines.labels(outcome)
-        # Series are created at startup, so that Prometheus sees the increase from 0 to 1.
+        # Create the series at startup, so that Prometheus sees the increase from 0 to 1.
         for reason in REFUSALS:
             self.refusals.labels(reason)
         for how in ENDS:
@@ -118,7 +118,7 @@ class FunctionCollector(Collector):
 
 
 def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
-    """Yield the request counts and durations in `families` under the names that vLLM's server uses."""
+    """Yield the request counts and durations in `families` under vLLM's names."""
     for family in families:
         if family.name == "mmengine_http_requests":
             counter = CounterMetricFamily(

@@ -237,5 +237,5 @@ class _Writer:
 
 
 def _named(schema: Schema) -> str:
-    """Return the name of the definition to which a schema refers, or "" for any other schema."""
+    """Return the name in a reference to a definition, or "" for any other schema."""
     return schema.get("$ref", "").removeprefix("#/$defs/")

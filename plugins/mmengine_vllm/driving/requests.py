@@ -10,7 +10,7 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, Sampli
 from mmengine_vllm.request_facts import embedding_runs
 from mmengine_vllm.vllm_object import VllmObject
 
-# The core must know that a request has a grammar. The grammar itself stays in vLLM's manager.
+# The core only knows that a request has a grammar. The grammar itself stays in vLLM's manager.
 VLLM_GRAMMAR = GrammarRequest("vllm", "{}")
 NEVER_STOPS = -1
 
