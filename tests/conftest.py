@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Freeze imported and collected objects, so that the garbage collector skips millions of them."""
+    """Freeze imported and collected objects, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 

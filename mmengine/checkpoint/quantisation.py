@@ -70,7 +70,7 @@ def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, T
 
 
 def _modelopt(path: Path) -> FloatCodes | None:
-    """Return the quantisation in a file that ModelOpt wrote beside config.json."""
+    """Return the quantisation in ModelOpt's separate file."""
     root = Fields(read_json(path), path, "")
     try:
         return float_codes.layout_of(root.child("quantization"))

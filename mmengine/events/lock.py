@@ -1,5 +1,5 @@
-"""Locks a log's folder, so that only one process writes the log. The lock is held while its file descriptor
-is open.
+"""Locks a log's folder, so that only one process writes the log. Closing the file descriptor releases the
+lock.
 
 POSIX systems use flock. Windows uses msvcrt.locking on the lock file's first byte. On all systems the lock
 ends when the process ends.

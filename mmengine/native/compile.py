@@ -29,8 +29,8 @@ _ISA_FLAGS = {
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
-# -ffast-math is off because it lets the compiler ignore NaN. A request whose values become NaN must get an
-# error, so NaN must reach the logits.
+# -ffast-math is off because it lets the compiler ignore NaN. NaN must reach the logits, because a request
+# with NaN must get an error.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
 
@@ -82,8 +82,7 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
 def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
     """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeKernelsError.
 
-    The OpenMP runtime of the target machine is unknown, so OpenMP functions are resolved when the library is
-    loaded.
+    The target machine's OpenMP runtime is unknown, so OpenMP functions are resolved at loading.
     """
     _compile(compiler, wheel_flags(isa), [], out)
 

@@ -10,7 +10,7 @@ E = TypeVar("E")
 
 
 class Dense(NamedTuple, Generic[L]):
-    """A SwiGLU whose matrices have type L. The kernels need `gate_up` packed with `gate_up=True`."""
+    """A SwiGLU whose matrices have type L. For the kernels, pack `gate_up` with `gate_up=True`."""
 
     gate_up: L  # hidden to 2 * intermediate: gate's rows, then up's
     down: L  # intermediate to hidden

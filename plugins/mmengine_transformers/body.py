@@ -13,10 +13,9 @@ from mmengine_transformers.token_inputs import TokenInputs
 
 
 class DecoderBody:
-    """Computes hidden states with the decoder's own forward, and routes its attention calls to an
-    AttentionPort.
+    """Computes hidden states with the decoder's own forward. An AttentionPort gets the attention calls.
 
-    `grid`: computes the positions for a decoder that takes several rows of positions.
+    `grid`: computes positions for decoders with several position rows.
     """
 
     def __init__(self, parts: ModelParts, context: StepContext, grid: GridPositions | None = None) -> None:

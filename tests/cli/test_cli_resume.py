@@ -27,7 +27,7 @@ def write(path, names, text="hello"):
 
 
 def run_and_die(folder, steps, **settings):
-    """Run the batch in a separate process, which exits after `steps` steps."""
+    """Run the batch in a separate process that exits after `steps` steps."""
     assert exit_code_of(partial(run, folder, steps=steps, **settings)) == 9
 
 

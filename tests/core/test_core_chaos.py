@@ -1,4 +1,4 @@
-"""Runs `chaos.py`, which simulates an engine with every kind of fault, with several seeds."""
+"""Runs `chaos.py` with several seeds. The script simulates an engine with every kind of fault."""
 
 import os
 import subprocess

@@ -57,7 +57,7 @@ def tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
 
 
 def with_tokens(words: list, *names: str) -> list:
-    """Return a vocabulary whose first tokens have other names."""
+    """Return a vocabulary whose first tokens are renamed to `names`."""
     found = []
     for key, kind, value in words:
         if key == "tokenizer.ggml.tokens":
@@ -84,7 +84,7 @@ def pair_of(family: str) -> Pair:
 
 @pytest.fixture(params=SHAPES)
 def sound(request, tmp_path):
-    """Return both files of a family, which are also written to tmp_path."""
+    """Write a family's two files to tmp_path, and return both."""
     found = pair_of(request.param)
     for name, written in zip(("model.gguf", "mmproj.gguf"), found, strict=True):
         (tmp_path / name).write_bytes(written.data)

@@ -1,4 +1,4 @@
-"""Tests the vision tower: normalisation, features of many items at once, and refusals."""
+"""Tests the vision tower: normalisation, features for batches, and refusals."""
 
 import itertools
 
@@ -93,7 +93,6 @@ def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
 
 
 def test_items_do_not_see_each_other(tower):
-    """An item's features do not change if the next item in the batch changes."""
     _, model = tower
     grid = (1, 4, 4)
     with torch.inference_mode():

@@ -63,7 +63,7 @@ def read_to_end(folder, every=16, max_bytes=2**28):
 
 
 def folded(folder):
-    """Return the digest and the values of the state before each record, from a plain fold."""
+    """Return the state's digest and values before each record, from a plain fold."""
     return {
         record.sequence: (state_digest(state), values_of(state)) for state, record in fold(CheckedLog(folder))
     }

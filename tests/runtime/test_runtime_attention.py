@@ -1,4 +1,4 @@
-"""Tests of the KV pool's memory, and of the error for an unknown attention backend."""
+"""Tests the KV pool's memory, and the error for an unknown attention backend."""
 
 import gc
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_pool_takes_memory_when_it_is_written_to():
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024
 
-    gc.collect()  # otherwise garbage from earlier tests might be freed during the measurement
+    gc.collect()  # garbage from earlier tests must not be freed during the measurement
     before, spec = private(), spec_of(4, 2, 64, layers=2)
     pool = KVPool(spec, 16_384, 16, torch.bfloat16, CpuDevice())
     assert pool.blocks.nbytes == 256 * 2**20

@@ -232,7 +232,6 @@ def test_an_engine_that_is_closed_holds_no_blocks_of_a_gpu():
 
 
 def test_copies_of_blocks_do_not_wait():
-    """A step swaps blocks to the host, copies a block, and swaps a block from the host."""
     config = config_of(swap_blocks=4)
     executor = Launching(toy_on_gpu(), positions_of, config)
     driver = Driver(executor, config)
@@ -284,7 +283,7 @@ def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Use the decoder and the vision attention that run on a GPU."""
+    """Use the GPU's decoder and vision attention."""
 
     def attend(q, k, v, starts, longest):
         assert starts.device == q.device and starts.dtype == torch.int32 and type(longest) is int

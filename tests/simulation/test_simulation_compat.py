@@ -161,7 +161,7 @@ def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp
 
 @pytest.mark.parametrize("drafts", [{}, {"num_spec_tokens": 3, "spec_method": "eagle3"}])
 def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
-    """`b` is aborted while it decodes, with drafts or without."""
+    """`b` is aborted during decoding."""
     requests = [request("a", out=20), request("b", out=20), request("c", at=5, out=4)]
     events = [{"step": 4, "op": "abort", "id": "b", "when": "before_update"}]
     path = write_scenario(tmp_path, requests, config=drafts, events=events)

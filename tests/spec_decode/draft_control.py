@@ -10,8 +10,8 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Replaces the step times that `executor` reports. For `turn` steps drafts take no time; for the next
-    `turn` steps each draft takes as long as a whole step; and so on.
+    """Replaces the step times that `executor` reports. Every `turn` steps the cost changes: drafts take no
+    time, or each draft takes as long as a whole step.
     """
 
     def __init__(self, executor, turn=25):
@@ -33,9 +33,7 @@ class Clock:
 
 
 class Granting:
-    """Limits each row to `most_of(step)` drafts in a step of `executor`. If `most_of` returns None, the step
-    has no further limit.
-    """
+    """Limits each row to `most_of(step)` drafts per step of `executor`; None: no further limit."""
 
     def __init__(self, executor, most_of):
         self._dispatch, self._most_of = executor.dispatch, most_of

@@ -1,5 +1,5 @@
-"""Test the compiler threads: each grammar is compiled once, within a deadline, and a hanging compilation
-fails alone.
+"""Tests the compiler threads. Each grammar is compiled once, within a deadline; a hanging compilation affects
+no other grammar.
 """
 
 import threading

@@ -93,7 +93,7 @@ class Workers:
 
 
 def next_token(tokens):
-    """Return the token after `tokens`, which depends on all of them and their order."""
+    """Return the next token, which depends on all `tokens` and their order."""
     total = 0
     for token in tokens:
         total = (total * 31 + token + 7) % 1000003

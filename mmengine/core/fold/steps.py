@@ -56,9 +56,7 @@ def apply_dispatched(state: State) -> None:
 
 
 def land(state: State) -> Flight:
-    """Remove the oldest step from the steps in flight and return it. If no step is in flight, close the open
-    step and return it.
-    """
+    """Remove and return the oldest step in flight. If none is in flight, close and return the open step."""
     if not state.flights:
         return close_step(state)
     flight = state.flights.popleft()

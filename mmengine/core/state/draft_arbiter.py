@@ -2,7 +2,7 @@
 each row's draft count.
 
 At draft level n, only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to
-ALL_DRAFTERS. A review chooses the draft level again. A bucket groups similar batch sizes (step_cost.py).
+ALL_DRAFTERS. Reviews choose the draft level. A bucket groups similar batch sizes (step_cost.py).
 """
 
 from abc import ABC, abstractmethod
@@ -103,8 +103,8 @@ class DraftArbiter(ABC):
         return room
 
     def count_step(self, num_rows: int, has_drafts: bool, ns: int, level: int | None = None) -> bool:
-        """Count a step that took `ns`. Returns True if the step need not be passed to `record_step`.
-        `level`: as in `record_step`.
+        """Count a step that took `ns`. Returns True if the caller may skip `record_step`. `level`: as in
+        `record_step`.
         """
         self.steps += 1
         self.until_review -= 1
@@ -236,8 +236,8 @@ class DraftArbiter(ABC):
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts in `rows` to drafts that are likely enough to be accepted. Returns True if steps
-        with the new limits must be measured first.
+        """Limit `rows` to drafts that are likely enough to be accepted. Returns True if the new limits must
+        be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)
         if not least:

@@ -107,7 +107,7 @@ class _Prices:
         if following == len(self._arrivals_ns):
             return step_ns
         until_ns = self._arrivals_ns[following] - now_ns
-        # A request that arrives within the delay has also arrived during the step.
+        # The delay prolongs the step, so later arrivals can also fall into the step.
         delay_ns = drawn.delay_ns(DURING, is_certain=False)
         if until_ns >= step_ns + max(0, delay_ns):
             delay_ns = drawn.delay_ns(BEFORE)

@@ -1,6 +1,6 @@
 """Builds OpenAI-style chat completions, whose messages may have tool calls and reasoning.
 
-The server and `Engine.chat` both use this module, so the same tokens give the same answer.
+The server and `Engine.chat` share this module, so the same tokens give the same answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call. `id` is computed from the request id, the choice's index and the call's index.
+    """A tool call. `id` is derived from the request id, the choice's index and the call's index.
 
     The caller's message with the tool's result must have this id as `tool_call_id`.
     """
@@ -260,7 +260,7 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, selection: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """Return the prompt with the tools added to its template options, and the tool call format if any.
+    """Return the prompt with the tools as template options, and the tool call format or None.
 
     `markers` are the strings that begin and end the model's reasoning. Raises InvalidRequest.
     """

@@ -1,6 +1,4 @@
-"""Provides the attributes `model`, `processor` and `tokenizer`, which code reads from a transformers
-pipeline.
-"""
+"""Provides the attributes `model`, `processor` and `tokenizer` of a transformers pipeline."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +24,7 @@ class ModelView:
     def config(self) -> object:
         """The model's config as transformers' object.
 
-        Without transformers, and for a GGUF file, this is an object with the same attributes.
+        Without transformers, and for a GGUF file, a substitute has the same attributes.
         """
         folder = Path(self.name_or_path)
         found = _from_transformers("AutoConfig", folder)

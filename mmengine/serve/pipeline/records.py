@@ -61,7 +61,7 @@ class Recorder:
     def _generated(self, shown: str | Chat, completion: Completion, choice: Choice) -> object:
         if self._kind == RAW_TEXT:
             return self._decode([*completion.prompt_token_ids.tolist(), *choice.token_ids])
-        # transformers returns the whole answer, including a stop string at the answer's end.
+        # transformers' answers include the stop string.
         text = self._decode(choice.token_ids)
         if self._kind == NEW_TEXT:
             return text

@@ -1,7 +1,7 @@
 """Writes JSON Schemas for types that msgspec supports (a Struct, a dataclass, a TypedDict, list[int], …).
 
-msgspec can decode every answer that satisfies a schema from this module. The schemas that msgspec itself
-writes allow more, for example any string for a datetime.
+msgspec can decode every answer that satisfies a schema from this module. msgspec's own schemas allow more,
+for example any string for a datetime.
 
 pathlib's paths are supported too; `paths` decodes them.
 """
@@ -116,7 +116,7 @@ class _Writer:
     @write.register(kinds.ByteArrayType)
     @write.register(kinds.MemoryViewType)
     def _(self, kind: kinds.BytesType) -> Schema:
-        """Return a schema for base64 text, in which every 4 characters stand for 3 bytes."""
+        """Return a schema for base64 text; 4 characters encode 3 bytes."""
         found: Schema = {"type": "string", "pattern": patterns.BASE64}
         if kind.max_length is not None:
             found["maxLength"] = 4 * (kind.max_length // 3)

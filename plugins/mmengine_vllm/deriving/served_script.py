@@ -17,7 +17,7 @@ Answer = tuple[list[int], str, dict[int, tuple[int, int]]]
 
 
 class RecordedHost:
-    """A Host for `serve` that records the calls. The inputs (requests, aborts) are events from a log."""
+    """A Host for `serve` that records calls. Inputs (requests, aborts) are events from a log."""
 
     def __init__(self, engine: OwnScheduler):
         self.engine, self.scheduler = engine, engine.scheduler
@@ -76,7 +76,7 @@ class ServedScript:
 
 
 def answers_of(script: Script) -> dict[str, Answer]:
-    """Return the answers to a script's requests, in the form that served_requests takes."""
+    """Return the answers to a script's requests, in served_requests' format."""
     found = {}
     for event in script.requests:
         answer = script.answers[event.request_id]
@@ -87,7 +87,7 @@ def answers_of(script: Script) -> dict[str, Answer]:
 
 
 def started_of(started: ev.Started, config: EngineConfig) -> ev.Started:
-    """Return STARTED for a log of the same host with other settings."""
+    """Return a STARTED event for a log with the same host and other settings."""
     facts, before = dict(started.fingerprints), EngineConfig.from_dict(started.config)
     renamed = (
         ("max_num_active_reqs", "max_num_seqs"),

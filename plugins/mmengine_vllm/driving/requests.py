@@ -42,7 +42,7 @@ def engine_request(request: VllmObject, num_resets: int = 0) -> Request:
 
 
 def eos_of(request: VllmObject) -> int:
-    """Return the end-of-text token of the request, or NEVER_STOPS."""
+    """Return the request's end-of-text token, or NEVER_STOPS."""
     token = request.sampling_params.eos_token_id
     return NEVER_STOPS if token is None else int(token)
 

@@ -68,7 +68,7 @@ def is_assertion(keyword: str) -> bool:
 
 
 def places_below(held: dict[int, list[int]], place: int) -> list[int]:
-    """Return `place`, and all places below it whose schemas apply to the value of `place`."""
+    """Return `place` and all places below `place` whose schemas apply to the same value."""
     out = [place]
     for each in out:  # The list grows during the loop.
         out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]
