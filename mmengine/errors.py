@@ -3,7 +3,7 @@
     MMEngineError
     ├── ConfigError          settings that are out of range or contradict each other
     ├── ModelError           a model folder that is missing, damaged, or of an unknown kind
-    ├── InvalidRequest       rejected before it became work
+    ├── InvalidRequest       rejected before it is queued
     │   ├── InvalidMedia     an image or a video that cannot be used
     │   ├── SessionBusy      a request of the session is running; try again later
     │   └── QueueFull        too many requests wait already; try again later
@@ -197,7 +197,7 @@ class ModelError(MMEngineError):
 
 
 class InvalidRequest(MMEngineError, ValueError):
-    """A request that is rejected before it becomes work."""
+    """A request that is rejected before it is queued."""
 
     code = ErrorCode.INVALID_VALUE
 

@@ -1,16 +1,15 @@
-"""A token's probability among the tokens that its grammar allowed, as the sampler computes it.
-
-The event EXECUTED and the engine's outputs store this confidence as pairs after a token's logprobs, with
-negative numbers in place of token ids: (LOGPROB, the token's logprob), (ENTROPY, the entropy), and
-(FIRST_LIKELY - token, its logprob) for the likeliest allowed tokens, the best first. The last pairs are
-missing if the grammar allowed a single token.
+"""A token's confidence: its probability among the tokens that the grammar allowed. The event EXECUTED and the
+engine's outputs store a confidence after the token's logprobs, as pairs with negative numbers in place of
+token ids. The pairs are (LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token,
+its logprob) for the likeliest allowed tokens, the best first. A token that was the only allowed token has no
+FIRST_LIKELY pairs.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 LOGPROB, ENTROPY, FIRST_LIKELY = -1, -2, -3
-NUM_LIKELY = 8  # How many of the likeliest allowed tokens are kept for each token.
+NUM_LIKELY = 8  # Number of likeliest allowed tokens in a confidence.
 
 Entry = tuple[tuple[int, float], ...]
 
@@ -38,7 +37,7 @@ def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
 
 
 def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfidence | None]:
-    """Return a token's logprobs and its confidence (None if `entry` has no confidence)."""
+    """Return a token's logprobs, and its confidence or None."""
     at = next((place for place, (token, _) in enumerate(entry) if token < 0), None)
     if at is None:
         return tuple(entry), None
@@ -50,8 +49,8 @@ def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfide
 def split_entries(
     entries: Sequence[Sequence[tuple[int, float]]] | None,
 ) -> tuple[list[Entry] | None, list[TokenConfidence] | None]:
-    """Return the logprobs and the confidences for all tokens. A list that the request does not ask for is
-    None.
+    """Return all tokens' logprobs and confidences. A list is None if the request has not asked for its
+    values.
     """
     if not entries:
         return (None if entries is None else []), None

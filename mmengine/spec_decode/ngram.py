@@ -1,8 +1,6 @@
-"""Drafts from a row's own text: finds an earlier occurrence of the last tokens, and proposes the tokens that
-followed it.
-
-This is prompt lookup (Saxena, 2023). The last six tokens are looked up first, then the last three. If an
-n-gram has occurred several times, its last occurrence is used.
+"""Drafts by prompt lookup (Saxena, 2023): finds an earlier occurrence of a row's last tokens, and proposes
+the tokens that followed. The last six tokens are looked up first, then the last three. The latest earlier
+occurrence is used.
 """
 
 import numpy as np
@@ -19,14 +17,14 @@ _WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
-    """The drafter `ngram`, which takes 64 KiB of memory for each row."""
+    """The drafter `ngram`. It needs 64 KiB of memory per row."""
 
     name = "ngram"
     copies_text = True
 
     def __init__(self, max_rows: int):
         self._indices = [GramIndex(size, TABLE_BITS, max_rows) for size in SIZES]
-        # For each row, the number of tokens when `propose` last indexed the row's n-grams.
+        # By row: the number of tokens when `propose` last indexed the n-grams.
         self._indexed = np.zeros(max_rows, np.int64)
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
@@ -40,8 +38,8 @@ class NgramDrafter:
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # `places` has the last positions of n-grams. An n-gram is added to the index once the token after the
-        # n-gram is known. Each row's last n-gram is therefore only looked up.
+        # `places`: the n-grams' last positions. An n-gram is indexed once its next token is known, so each
+        # row's last n-gram is only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -57,7 +55,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # If fewer tokens follow the match than can be drafted, the tokens after the match are repeated.
+        # If the text ends before the last draft, the tokens after the match are repeated.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -72,12 +70,9 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Add n-grams to the index, and look up each row's last n-gram in it.
-
-    Returns, for each row, the position at which the n-gram's previous occurrence ends, or NOWHERE.
-
-    The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `grams[last]`
-    has each row's last n-gram, which is only looked up.
+    """Index n-grams, and look up each row's last n-gram. Returns the last position of the n-gram's previous
+    occurrence, or NOWHERE, for each row. `grams` [m, n]: `grams[i]` ends at position `places[i]` in row
+    `owners[i]`. `grams[last]`: each row's last n-gram, which is only looked up.
     """
     size = index.size
     grams = grams[:, -size:]

@@ -1,24 +1,18 @@
-"""Runs functions on threads with a large stack.
-
-The grammar engine recurses as deeply as rules, items and references are nested, and a stack overflow would
-end the process.
+"""Runs functions on threads with a large stack. The grammar engine recurses into nested rules, items and
+references. A stack overflow would end the process.
 """
 
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-# Twice the size that the deepest allowed nesting needs; spec.py and normalization limit the nesting. Only the
-# used part takes memory.
+# Twice the size for the deepest nesting that spec.py and normalization allow. Unused stack takes no memory.
 STACK_BYTES = 256 * 2**20
 _T = TypeVar("_T")
 
 
 def start_deep(thread: threading.Thread) -> None:
-    """Start the thread with a stack of STACK_BYTES.
-
-    The stack size is a global setting for new threads, so it is restored afterwards.
-    """
+    """Start the thread with a stack of STACK_BYTES. The setting is global, so the old value is restored."""
     before = threading.stack_size(STACK_BYTES)
     try:
         thread.start()
@@ -27,7 +21,7 @@ def start_deep(thread: threading.Thread) -> None:
 
 
 def call_deep(function: Callable[[], _T]) -> _T:
-    """Return the result of `function`, which runs on a thread with a large stack. Its errors are raised."""
+    """Run `function` on a thread with a large stack, and return its result or raise its error."""
     results: list[_T] = []
     errors: list[BaseException] = []
 

@@ -1,8 +1,7 @@
 """Reads and checks config.json of Llama, and of text models with the same decoder.
 
-Accepts the style of hub files (`rope_scaling` and `rope_theta`), the style of transformers 5
-(`rope_parameters`), and the metadata of GGUF files. Fields with a default in transformers may be missing,
-except sizes such as hidden_size and num_hidden_layers.
+Accepts `rope_scaling` and `rope_theta` (files on the hub), `rope_parameters` (transformers 5), and GGUF
+metadata. Missing fields have transformers' defaults, but sizes such as hidden_size are required.
 """
 
 import re
@@ -22,14 +21,14 @@ NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 class Kind:
     """Describes how an architecture differs from Llama.
 
-    `says_biases`: whether the file's field attention_bias decides if q, k, v and o have biases. `qkv_bias`:
-    whether q, k and v always have biases. `head_dim`, `window`: the values to use if the file has no head_dim
-    or no sliding_window.
+    `says_biases`: whether q, k, v and o have biases if the field attention_bias is true. `qkv_bias`: whether
+    q, k and v always have biases. `head_dim`, `window`: the defaults for the fields head_dim and
+    sliding_window.
     """
 
     says_biases: bool = False
     qkv_bias: bool = False
-    mlp_bias: bool = False  # Whether the file's field mlp_bias decides if the MLP has biases.
+    mlp_bias: bool = False  # Whether the MLP has biases if the field mlp_bias is true.
     qk_norm: bool = False
     head_dim: int | None = None
     window: int | None = None
@@ -51,7 +50,9 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Read the config of a folder or a GGUF file. Raises ModelError, which names the file and the field."""
+    """Return the config in a folder or a GGUF file. Raises ModelError with the file's and the field's
+    names.
+    """
     root = Fields(read_model_json(model, "config.json"), model_file(model, "config.json"), "")
     check_served(root, tuple(KINDS))
     kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]

@@ -1,10 +1,9 @@
-"""Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule is transformers'
-get_rope_index).
+"""Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631), as transformers' get_rope_index does.
 
 A position has three components: time, row and column. Each text token increases all three by 1. In an image
 that begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y,
-start + x). The next token has the position start + max(height, width). Each temporal patch of a video has
-positions like an image. The timestamps before the patches are text.
+start + x). The next token has the position start + max(height, width). A video is a sequence of temporal
+patches, which have positions like images, with timestamps as text before each patch.
 """
 
 import math
@@ -34,7 +33,7 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
     _check_places(frames, before, num_tokens)
     bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
     last = bases[-1] + extents[-1] - ends[-1]
-    ahead = np.append(bases - starts, last)  # Position minus index, for text tokens.
+    ahead = np.append(bases - starts, last)  # Position minus index of text tokens.
     positions[:] = np.arange(num_tokens) + np.repeat(ahead, np.append(ends - before, num_tokens - ends[-1]))
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     index, base = within + np.repeat(starts, lengths), np.repeat(bases, lengths)
@@ -56,7 +55,7 @@ def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> No
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:
     """Return (first token, number of tokens, merged height, merged width) for each run.
 
-    The merge size follows from the run's length, because an embedding stands for merge x merge patches.
+    An embedding stands for merge x merge patches, so the run's length gives the merge size.
     """
     grid_t, grid_h, grid_w = item.grid
     patches = grid_h * grid_w

@@ -1,5 +1,5 @@
-"""Connects a scheduler's recorder with a log on disk, or with a ring of events in memory. Keeps the
-recorder's errors away from vLLM.
+"""Writes a recorder's events to a log on disk, or to a ring of the last events in memory. The recorder's
+errors never reach vLLM.
 """
 
 import atexit
@@ -39,10 +39,10 @@ from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
-CONVERTED_ENTRIES = 128  # Entries become events in batches this large.
+CONVERTED_ENTRIES = 128  # Recorder entries are converted to events in batches of this size.
 FLUSH_EVENTS = 256
 FLUSH_S = 0.25
-CLOSE_S = 10.0  # seconds that `close` waits for a dump that is being written
+CLOSE_S = 10.0  # timeout in s of `close` for a dump in progress
 
 
 class Recording:
@@ -57,7 +57,7 @@ class Recording:
         self._is_first = True  # whether `schedule` was not called yet
         self._lock = threading.Lock()
         self._is_over, self._wakes = False, threading.Event()
-        self._dump_for = ""  # why the ring must be dumped; "" if it need not be
+        self._dump_for = ""  # the reason for a requested dump, or ""
         self._written_ns = self._reported_ns = monotonic_ns()
         self._ring: Ring | None = None
         self._series: LogSeries | None = None
@@ -73,7 +73,7 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """Describes, for the startup message, where the log is and how to get it."""
+        """The log's location and how to get the log, for the startup message."""
         if self._series is not None:
             return f"to {self._series.folder}"
         how = f"kill -USR1 {os.getpid()} writes them to {self.path}"
@@ -98,8 +98,8 @@ class Recording:
             self._step_aside(error, num_before)
 
     def scheduled(self, output: VllmObject, *args: VllmObject) -> None:
-        """Record the output that `schedule` returned. For the first output, log a warning with the fields
-        that the log leaves out.
+        """Record the result of `schedule`. For the first result, log a warning with the fields that are not
+        recorded.
         """
         if self._is_first:
             self._is_first = False
@@ -110,7 +110,7 @@ class Recording:
         self.recorder.scheduled(output, *args)
 
     def executed(self, *args: VllmObject) -> None:
-        """Record what `update_from_output` did. Begin a new log folder or ring base if one is due."""
+        """Record a call of `update_from_output`. If due, begin a new log folder or a new ring."""
         self.recorder.executed(*args)
         due = self._series.is_due() if self._series is not None else False
         if self._ring is not None:
@@ -163,7 +163,7 @@ class Recording:
             self._step_aside(error)
 
     def dump(self, why: str) -> None:
-        """Write the ring to a new folder. A failure is only logged as a warning, and the ring continues."""
+        """Write the ring to a new folder. After a failure, log a warning and continue the ring."""
         if self._ring is None or self._is_over:
             return
         try:
@@ -183,9 +183,7 @@ class Recording:
         log.warning("mmengine_vllm wrote %d records to %s: %s", len(events), file.folder, why)
 
     def close(self) -> None:
-        """Write the remaining entries and a dump that a signal asked for, and close the log. A second call
-        does nothing.
-        """
+        """Write the remaining entries and a requested dump, and close the log. A second call does nothing."""
         self.flush()
         self._dump_if_signalled()
         with self._lock:
@@ -204,8 +202,8 @@ class Recording:
             log.warning("mmengine_vllm could not close its log: %s", error)
 
     def _step_aside(self, error: Exception, num_entries: int = 0) -> None:
-        """End the recording: log one warning, write the first `num_entries` entries, which were collected
-        before the fault, and mark the log as incomplete from here on.
+        """End the recording after an error. Log a warning, write the first `num_entries` entries, and mark
+        the log as incomplete.
         """
         if self._is_over:
             return
@@ -213,7 +211,7 @@ class Recording:
         self._wakes.set()
         what = f"{type(error).__name__}: {error}"
         log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
-        # A second fault is ignored, because the warning names the first fault.
+        # Further errors are ignored: the warning names the first error.
         with self._lock, suppress(Exception):
             self.recorder.requests = {}
             del self.recorder.entries[num_entries:]
@@ -223,7 +221,7 @@ class Recording:
     # Methods of the watching thread
 
     def _watch(self) -> None:
-        """Write entries that have waited too long, dump the ring after a signal, and report stalls."""
+        """Write old entries, dump the ring after a signal, and report stalls."""
         while not self._is_over:
             self._wakes.wait(FLUSH_S)
             self._wakes.clear()
@@ -239,7 +237,7 @@ class Recording:
             self.dump(why)
 
     def _look_for_stall(self) -> None:
-        """Report once if requests exist but no row got a token for `stall_s` seconds."""
+        """Report a stall: requests exist, but no row got a token for `stall_s` seconds."""
         recorder, now = self.recorder, monotonic_ns()
         since = max(recorder.progress_ns, self._reported_ns)
         if not recorder.requests or recorder.is_paused:
@@ -290,8 +288,8 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
 
 
 def _described(error: BaseException) -> str:
-    """Return an error's type with its text or, for errors from outside mmengine, with the code line that
-    raised the error. The text of such an error is left out, because it may quote a request.
+    """Return an error's type and, for mmengine's errors, the text. Other errors' texts may quote a request,
+    so the code line that raised the error is returned instead.
     """
     if isinstance(error, (MMEngineError, UnknownCall)):
         return f"{type(error).__name__}: {error}"[:1000]
@@ -309,7 +307,7 @@ def _first_ns(events: list[tuple[ev.Event, int, int]]) -> int:
 
 
 def begin(scheduler: VllmObject, version: str) -> Recording | None:
-    """Return the scheduler's recording, or None if no log folder is set or the recording cannot begin."""
+    """Return the scheduler's recording, or None if there is no log folder or the recording cannot begin."""
     try:
         settings = settings_from()
         if not settings.path:

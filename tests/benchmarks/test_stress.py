@@ -16,7 +16,7 @@ TRACES = {
 
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
-    """Return a function that runs stress.py with given command-line arguments, and returns its exit code."""
+    """Return a function that runs stress.py with arguments and returns the exit code."""
     module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):
@@ -32,7 +32,7 @@ def cells(line):
 
 
 def tables(text):
-    """Return the rows of all Markdown tables in `text`, each as a dict keyed by column name."""
+    """Return the rows of all Markdown tables in `text`, as dicts by column name."""
     rows, head = [], None
     for line in text.splitlines():
         if not line.startswith("|"):

@@ -1,8 +1,6 @@
-"""Simulate a full disk while the file `FOLDER/full` exists.
-
-Writes to the log fail with the system's errors, and writes to the store with SQLite's. A write to an answer
-file fails halfway. After the log has released its reserve, its writes succeed again, unless `FOLDER/full`
-contains "wholly".
+"""Simulates a full disk while the file `FOLDER/full` exists. Writes to the log raise OSError, and writes to
+the store raise SQLite's errors. A write to an answer file fails halfway. The log can be written again after
+it has released its reserve, unless `FOLDER/full` contains "wholly".
 """
 
 import errno
@@ -69,7 +67,7 @@ def _fill_files(is_full):
 
 
 class _Torn:
-    """A file. While the disk is full, each write stores half of the bytes and then fails."""
+    """A file. On the full disk, each write stores half of the bytes and fails."""
 
     def __init__(self, file, is_full):
         self._file, self._is_full = file, is_full

@@ -1,9 +1,9 @@
 """A coverage-guided fuzzer for the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
 
-The fuzzer's bytes are read as a hostile segment. A reader must return records or raise CorruptLog, within
-bounded memory, and must never return two records with the same sequence. The mode `tail` must return all
-records that `strict` returns, and `salvage` all records that `tail` returns. The mutator corrects most
-checksums, because random changes almost never give a right checksum.
+The fuzzer's bytes are read as a log segment. The reader must return records or raise CorruptLog, within
+bounded memory, and never return two records with the same sequence. The mode `tail` must return all records
+of `strict`, and `salvage` all records of `tail`. The mutator corrects most checksums, because random changes
+almost always break them.
 """
 
 import struct
@@ -26,8 +26,8 @@ NAME = Path("00000000000000000000.mmlog")
 
 
 def read(data: bytes, mode: str) -> tuple[list, bool]:
-    """Return the records, and whether the end was reached. Events are compared as bytes, because a logprob
-    may be NaN.
+    """Return the records, with events as bytes, and whether the end was reached. Events are not comparable,
+    because a logprob may be NaN.
     """
     records = []
     try:
@@ -81,8 +81,8 @@ def mutate(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 def write_corpus(folder: Path) -> None:
-    """Write the initial segments: the beginnings of two golden logs, and a segment with one event of
-    each type.
+    """Write the initial segments: the beginnings of two golden logs, and a segment with an event of each
+    type.
     """
     from tests.events.logs import one_of_each, segments, write_log
 

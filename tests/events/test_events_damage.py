@@ -1,5 +1,5 @@
-"""Tests a real run's log that is cut at every byte or has flipped bits: no wrong record is returned, and
-every flip is detected.
+"""Tests that a log cut at any byte or with flipped bits gives no wrong record, and that every flipped bit is
+detected.
 """
 
 import os
@@ -21,7 +21,7 @@ FLIPS = 2000
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a closed log with some 6,000 bytes, and its records."""
+    """Return a closed log of about 6,000 bytes, and its records."""
     folder = tmp_path_factory.mktemp("run") / "log"
     busy_run(folder, seed=2, num_requests=8)
     (path,) = segments(folder)

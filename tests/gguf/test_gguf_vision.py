@@ -1,4 +1,4 @@
-"""Tests GGUF models with a projector against safetensors folders with the same weights, images included."""
+"""Tests that GGUF models with a projector give the same answers about images as safetensors folders."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ class Sizes(Random):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a random checkpoint whose weights float16 and bfloat16 represent exactly."""
+    """Return a random checkpoint with weights that are exact in float16 and bfloat16."""
     folder = tmp_path_factory.mktemp("random")
     Sizes().make_checkpoint(folder)
     path = folder / "model.safetensors"
@@ -75,7 +75,7 @@ def test_a_pair_answers_like_its_folder(folder, expected, tmp_path, kind):
 
 
 def decoded_folder(folder, model, out):
-    """Copy the folder, with the decoded weights from both GGUF files."""
+    """Copy the folder, and replace its weights by decoded weights from both GGUF files."""
     shutil.copytree(folder, out)
     names = plugin_for(folder).names
     entries = GGUFModel(model).tensors(names.canonical)
@@ -140,11 +140,11 @@ def test_the_pixel_limits_are_those_of_the_family(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def parts(folder):
-    """Return the config and the weights of the folder."""
+    """Return the folder's config and weights."""
     return json.loads((folder / "config.json").read_text()), weights_of(folder)
 
 
-# By case: the projector's changed keys, without the prefix `clip.vision.`, and the error's text.
+# Case -> (changed keys of the projector, without `clip.vision.`, and the error's text).
 REFUSED = {
     "another model": (
         {"projection_dim": (UINT32, 80)},

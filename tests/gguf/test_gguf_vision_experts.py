@@ -1,4 +1,6 @@
-"""Tests a Qwen3-VL mixture of experts as GGUF files (architecture qwen3vlmoe) against its folder."""
+"""Tests that a Qwen3-VL mixture of experts answers the same from GGUF files (qwen3vlmoe) as from its
+folder.
+"""
 
 import json
 
@@ -41,7 +43,7 @@ def folder(tmp_path_factory):
 
 
 def experts_of(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the GGUF tensors for a tensor of transformers, which stacks gate and up."""
+    """Return the GGUF tensors for transformers' tensor `name`. Transformers stacks gate and up."""
     layer = name.removeprefix(MIXED).partition(".")[0]
     if name.endswith("down_proj"):
         return {f"blk.{layer}.ffn_down_exps.weight": values}
@@ -50,7 +52,9 @@ def experts_of(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def write_files(folder, out, **more):
-    """Write both files. `more`: metadata of the text model to add or replace."""
+    """Write the text model's and the projector's files. `more`: metadata that the text model adds or
+    replaces.
+    """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     text, tensors, plain = config["text_config"], [], {}
     for name, values in weights.items():

@@ -1,5 +1,5 @@
-"""Tests how config.json is read for Llama and similar models: each architecture's defaults, and refusals of
-unsupported configs.
+"""Tests reading config.json for Llama and similar models: defaults by architecture, and unsupported
+configs.
 """
 
 import json
@@ -126,8 +126,8 @@ def test_unsupported_configs_are_refused(tmp_path, architecture, fields, words):
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "Mistral"])
 def test_a_window_counts_where_transformers_has_one(tmp_path, architecture):
-    """A window that transformers does not use is ignored: Llama's config has no `sliding_window`, and Qwen's
-    configs use the window only if the flag use_sliding_window is true.
+    """A sliding window is ignored where transformers ignores it: in Llama, and in Qwen without
+    use_sliding_window.
     """
     import transformers
 

@@ -1,5 +1,5 @@
-"""Tests that requests with adapters continue after a crash. The engine finds the adapters' folders in the
-log, and uses an adapter only if its files are unchanged.
+"""Tests that requests with adapters continue after a crash. The log contains the adapters' folders. An
+adapter is used only if its files are unchanged.
 """
 
 import shutil
@@ -20,7 +20,7 @@ NAMES = ("attention", "tower")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a model's folder, two adapters' folders, and transformers' tokens with each adapter."""
+    """Return the folders of a model and two adapters, and transformers' tokens with each adapter."""
     folder = tmp_path_factory.mktemp("crash")
     (folder / "model").mkdir()
     model, wanted = make_model(folder / "model"), {}
@@ -37,7 +37,7 @@ def engine_of(made, log, loras, **options):
 
 
 def begun(made, log, loras, steps=4):
-    """Return the log that a kill leaves while answers are running."""
+    """Return the log of a process that was killed during its answers."""
     engine = engine_of(made, log.with_name("live"), {})
     for name, folder in loras.items():
         engine.adapters.load(engine.adapters.read(name, folder))

@@ -1,6 +1,4 @@
-"""Compares the config.json fields that a plugin reads with the fields that transformers' model reads. A field
-that only transformers reads would be ignored silently.
-"""
+"""Finds config.json fields that transformers' model reads, but a plugin silently ignores."""
 
 import ast
 from importlib.util import find_spec
@@ -19,7 +17,7 @@ CONFIGS = ("config", "text_config", "vision_config")
 
 
 class Noted(dict):
-    """A JSON object that records in `asked` the names of the fields that are read, also in nested objects."""
+    """A JSON object that adds the names of all read fields to `asked`, also in nested objects."""
 
     def __init__(self, values, asked):
         super().__init__((name, self._noted(value, asked)) for name, value in values.items())
@@ -55,5 +53,5 @@ def read_by_transformers(model):
 
 
 def ignored(model, asked):
-    """Return the fields that transformers' model reads and `asked` does not contain."""
+    """Return the fields that transformers' model reads, without the fields in `asked`."""
     return read_by_transformers(model) - asked - CHANGES_NOTHING - set(CONFIGS)

@@ -94,7 +94,7 @@ def test_values_are_those_of_compressed_tensors(tmp_path, form):
 
 
 def test_every_code_and_every_scale_has_its_value(tmp_path):
-    """Row i has the scale with e4m3 code i, and each group has all 16 NVFP4 codes in order."""
+    """Row i has the e4m3 code i as its scale, and each group has all 16 NVFP4 codes in order."""
     scales = torch.arange(256, dtype=torch.uint8)
     scales[127], scales[255] = 0, 0  # NaN is refused.
     bytes_of = torch.tensor([low + 16 * (low + 1) for low in range(0, 16, 2)], dtype=torch.uint8)
@@ -133,7 +133,7 @@ def test_fp8_scales_of_rows_blocks_and_the_matrix(tmp_path, shape, more):
 @needs_kernels
 @pytest.mark.parametrize("shape", [(70, 160), (32, 48), (16, 300)])
 def test_held_codes_equal_their_values(tmp_path, shape):
-    """In bfloat16 the reader holds FP8 codes, whose values equal the dequantised matrix to the bit. NVFP4 is
+    """In bfloat16, FP8 codes in memory have exactly the values of the dequantised matrix. NVFP4 is
     dequantised.
     """
     written(tmp_path, "compressed-tensors", "fp8", shape=shape)
@@ -148,7 +148,7 @@ def test_held_codes_equal_their_values(tmp_path, shape):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("forms", [("fp8",), ("nvfp4",), ("nvfp4", "fp8")])
 def test_answers_equal_the_plain_folders(tmp_path, layout, forms):
-    """The test covers a dense model and a mixture. The mixture's folder has separate experts."""
+    """The models are a dense model and a mixture of experts, whose folder stores the experts separately."""
     for number, make in enumerate((make_tiny, make_mixture)):
         coded, plain = tmp_path / f"coded{number}", tmp_path / f"plain{number}"
         for folder in (coded, plain):
@@ -177,7 +177,7 @@ def answers(folder, dtype):
 
 
 def loading(dtype, forms):
-    """Return the text about weights that is logged after loading."""
+    """Return the log message about the weights after loading."""
     if dtype == "bfloat16" and library.load() is not None and "fp8" in forms:
         return "FP8; NVFP4 dequantised to bfloat16" if len(forms) > 1 else "FP8"
     return ", ".join(f"{name} held as {dtype}" for name in sorted(each.upper() for each in forms))

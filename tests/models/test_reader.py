@@ -1,4 +1,4 @@
-"""Tests reading weights from mapped files: in pieces, joined, cut for ranks, cast, and prefetched."""
+"""Tests reading weights from mapped files: in chunks, joined, sharded for ranks, cast, and prefetched."""
 
 import json
 import os
@@ -58,9 +58,7 @@ def test_reading_whole_and_in_pieces_gives_the_stored_values(stored, small_piece
 
 @pytest.mark.parametrize("shard_is_there", (True, False))
 def test_a_single_file_comes_before_a_stale_index(stored, tmp_path, shard_is_there):
-    """The folder has the index of an older, sharded save, and a newer save in a single file. The reader uses
-    the single file, whether or not the old shard still exists.
-    """
+    """The reader uses model.safetensors even if an older, sharded save has left an index."""
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     if shard_is_there:

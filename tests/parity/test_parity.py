@@ -1,6 +1,5 @@
-"""Tests that the engine's tokens equal transformers' `generate`, with any schedule.
-
-The runs use fp32, greedy sampling and the embedded checkpoint. Every run writes a log, and the log verifies.
+"""Tests that the engine's tokens equal transformers' `generate`, with any schedule. The runs use fp32, greedy
+sampling and the embedded checkpoint. Each run's log is verified.
 """
 
 import random
@@ -20,7 +19,7 @@ SETTINGS = {
     "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
     "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }
-# These settings change only the scheduler's order, so a single attention backend runs with them.
+# These settings only change the schedule, so a single attention backend is tested with them.
 SCHEDULING = {
     "default": {},
     "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
@@ -139,9 +138,7 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
 
 
 def test_a_video_cut_at_every_position(runner):
-    """The test tries each chunk length with the CPU kernels, and every fifth chunk length with other
-    backends.
-    """
+    """The CPU kernels run with each chunk length, and all other backends with every fifth."""
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 4)
@@ -157,9 +154,8 @@ def test_a_video_cut_at_every_position(runner):
 def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(
     backend, cases, bfloat16_reference, capsys
 ):
-    """Where the tokens diverge, transformers' logits for the two tokens differ by at most 8 bf16 steps. bf16
-    has 8 significant bits: a logit near 2^k has a step of 2^(k-7). A few roundings add up to a few steps. The
-    test prints each margin.
+    """Where tokens diverge, transformers' logits for the two tokens differ by at most 8 bf16 steps. Near 2^k,
+    a bf16 step is 2^(k-7). The test prints each difference.
     """
     runner, (model, wanted) = Runner("bfloat16", backend), bfloat16_reference
     some = cases[: len(wanted)]

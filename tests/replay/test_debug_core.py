@@ -1,4 +1,4 @@
-"""Tests that the debugger shows a replay's state at any position, in any order."""
+"""Tests that the debugger shows the same states as a replay, at positions in any order."""
 
 import random
 from contextlib import suppress
@@ -21,7 +21,7 @@ from tests.replay.broken_builds import write_broken, write_restarted
 from tests.replay.runs import busy_run, session_run
 
 RECORDED = Path(__file__).parent / "recordings"
-EVERY = 24  # records between two saved states; a small number, so that small logs have many states
+EVERY = 24  # records between two saved states; small, so that short logs have many saved states
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def folded(folder):
 
 
 def logs(tmp_path):
-    """Write logs of all kinds, and yield their folders."""
+    """Write four logs, and yield their folders."""
     for kind in ("sessions", "over_budget", "hits_twice", "restarted"):
         folder = tmp_path / kind
         if kind == "sessions":
@@ -145,7 +145,7 @@ def test_an_expression_and_a_filter_stop_alike(busy):
 
 
 def test_the_last_write_is_the_last_change(busy):
-    """The test finds the last change of each block and row by comparing all states."""
+    """The expected last change of each block and row comes from comparing all states."""
     debugger = debugger_of(busy)
     debugger.goto_end()
     kinds = [("block", number) for number in range(1, 19)] + [("row", number) for number in range(5)]
@@ -309,8 +309,8 @@ WORDS = (
 
 
 def test_random_sessions_only_raise_our_errors(busy, tmp_path):
-    """After random commands, also on broken logs and on vLLM's logs, the state equals a fresh replay to the
-    same position.
+    """After random commands, the state equals a new replay's state. The logs include damaged logs and vLLM's
+    logs.
     """
     folders = [busy, *logs(tmp_path)]
     for seed in range(13):

@@ -1,4 +1,4 @@
-"""Tests that the messages for a live page add up to the report's columns, whenever they are sent."""
+"""Tests that the messages for a live page add up to the report's columns, no matter when they are sent."""
 
 import random
 
@@ -16,7 +16,7 @@ CHANGING = ("end", "cached", "answer", "preemptions")
 
 
 class Shown:
-    """A live page: merges the messages in the same way as the page's script."""
+    """A live page, which merges messages like the page's script."""
 
     def __init__(self):
         self.head, self.steps, self.lanes, self.ids, self.ends = None, {}, {}, [], []

@@ -1,5 +1,5 @@
-"""Run Dynamo's SelectionService in its environment, build/store: a JSON call per line on stdin, a result on
-stdout.
+"""Runs Dynamo's SelectionService in the virtual environment build/store. Reads a JSON call per line from
+stdin, and writes the results to stdout.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Tests that TorchExecutor, with the embedded checkpoint and hand-made plans, gives the tokens of
-transformers' `generate`.
+"""Tests that TorchExecutor gives the tokens of transformers' `generate`, for the embedded checkpoint and
+steps that the test plans.
 """
 
 import random
@@ -61,9 +61,8 @@ def wanted(prompts):
 
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
-    """Run all prompts to their end and return their tokens.
-
-    `choose(driver, names of live requests, step)` returns the work of a step, as for Driver.plan.
+    """Generate all answers and return their tokens. `choose(driver, names of live requests, step)` returns a
+    step's work, as for Driver.plan.
     """
     config = EngineConfig(
         max_num_seqs=16, num_blocks=400, encoder_cache_size=1024, eos_token_ids=eos_token_ids
@@ -98,7 +97,7 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Start prompts one after another, in chunks of eleven tokens, which also split images and videos."""
+    """Start a prompt every third step, in chunks of eleven tokens, which also split images and videos."""
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)

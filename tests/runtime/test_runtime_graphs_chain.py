@@ -1,7 +1,5 @@
-"""Tests that draft chains with replayed passes give the same drafts and KV as launched passes.
-
-No GPU is used: a replay calls the captured Python function again, over the buffers that a CUDA graph would
-use.
+"""Tests that draft chains (several draft passes in a row) give the same drafts and KV with and without
+captured graphs. No GPU is used: a replay calls the captured Python function again, on the graph's buffers.
 """
 
 import numpy as np
@@ -32,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 class Side:
-    """A head with a KV pool of its own. Its passes are captured if a `recorder` is given, else launched."""
+    """A draft head with its own KV pool. With a `recorder`, the head's passes are captured and replayed."""
 
     def __init__(self, head, recorder=None, backend=TorchPagedAttention):
         self.head, spec = head, kv_spec(head.config)
@@ -49,9 +47,7 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """Run the head's forward pass over `rows`, and return its results `z` and `carry` for each row's last
-        token.
-        """
+        """Run the head's forward pass over `rows`. Return `z` and `carry` for each row's last token."""
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -94,7 +90,7 @@ def sides(tmp_path_factory):
     st.integers(0, 99),
 )
 def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
-    """Consecutive chains use the same buffers. Some rows begin with given drafts."""
+    """Consecutive chains use the same buffers. Some rows already have drafts."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
     given = np.full((len(most), MOST), NO_DRAFT, np.int64)
@@ -114,7 +110,7 @@ def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """With the Triton backend, all passes share a plan buffer, so each pass must write its plan first."""
+    """The Triton backend's passes share a plan buffer, so each pass must write its plan first."""
     if kernel_device.type != "cpu":
         pytest.skip("gpu.sh compares chains on a GPU")
     head = load(FAMILIES["specforge"](), tmp_path)

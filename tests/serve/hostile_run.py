@@ -1,4 +1,4 @@
-"""Runs hostile requests beside honest streams, and measures their outcomes and the streams' pauses."""
+"""Runs hostile requests beside normal streams. Measures the requests' outcomes and the streams' pauses."""
 
 import asyncio
 import random
@@ -21,8 +21,8 @@ QUESTIONS = ("What is a triangle?", "Count from one to ten.", "Name the colours.
 
 @dataclass
 class Felt:
-    """Measurements. `gaps` are seconds between an honest stream's outputs; `most_bytes` covers this process
-    and its decoders.
+    """Measurements. `gaps`: seconds between a normal stream's outputs. `most_bytes`: peak memory, with the
+    decoder processes.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Felt:
     bugs: list[str] = field(default_factory=list)
     first_bytes: int = 0
     most_bytes: int = 0
-    longest: tuple[float, str] = (0.0, "")  # seconds, and "seed kind", of the slowest hostile request
+    longest: tuple[float, str] = (0.0, "")  # the slowest hostile request: (seconds, "seed kind")
     seconds: float = 0.0
 
     def summary(self) -> str:
@@ -106,7 +106,7 @@ async def _watch(felt: Felt) -> None:
 
 
 async def attack(engine: AsyncEngine, seeds: list[int]) -> Felt:
-    """Run the hostile requests for these seeds beside honest streams."""
+    """Run the hostile requests for these seeds beside normal streams."""
     felt = Felt()
     warm_up()
     waiting = seeds[::-1]

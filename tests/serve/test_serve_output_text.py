@@ -1,4 +1,4 @@
-"""Tests that output texts are decoded in the stream reader's thread, and equal a plain Engine's texts."""
+"""Tests that the stream reader's thread decodes output texts, and that they equal Engine's texts."""
 
 import asyncio
 import threading
@@ -61,8 +61,7 @@ def test_the_engine_thread_decodes_nothing():
             return stream.completion.text, (await engine.generate("more", max_tokens=20)).text
 
     assert asyncio.run(main()) == ("SOME TEXT", "MORE")
-    # The mmengine-text threads prepare prompts. They may decode, to check whether a prompt leaves reasoning
-    # open.
+    # The mmengine-text threads prepare prompts. They may decode a prompt to check for open reasoning.
     others = {name for name in threads if not name.startswith("mmengine-text")}
     assert others == {threading.main_thread().name}
 

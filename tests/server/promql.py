@@ -1,6 +1,4 @@
-"""Finds the series that a PromQL query names, and looks them up in metrics. Supports only the subset of
-PromQL that the dashboards use.
-"""
+"""Finds a PromQL query's series in the exported metrics. Supports only the dashboards' subset of PromQL."""
 
 import re
 
@@ -43,7 +41,7 @@ def _fits(labels, label, operator, value):
 
 
 def lacking(expr, samples):
-    """Return the series and labels that a query uses and `samples` lack."""
+    """Return the series and labels in a query that are missing in `samples`."""
     found, missing = {}, []
     for name, matchers in selectors(expr):
         found[name] = [

@@ -44,8 +44,8 @@ GOOD = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 
 def bodies(table, begins):
-    """Return a strategy for bodies with the fields in `begins` and up to two other fields, which may have an
-    unknown name. The values may be invalid.
+    """Return a strategy for bodies with the fields in `begins` and up to two more fields. Names may be
+    unknown, and values invalid.
     """
     names = st.sampled_from([field.name for field in table if field.name not in begins] + ["zzz"])
     values = LEAVES | ANY | FORMS

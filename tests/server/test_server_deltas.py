@@ -1,4 +1,4 @@
-"""Tests of stream frames: they depend only on the tokens, not on how many tokens arrive at once."""
+"""Tests that stream frames depend only on the tokens, not on how many tokens arrive at once."""
 
 import json
 
@@ -108,7 +108,7 @@ def test_a_stop_string_beside_a_form_cuts_it_and_says_so(cuts):
 
 @given(st.lists(st.integers(0, 60), max_size=6))
 def test_a_completion_follows_text_cut_by_a_stop_string(cuts):
-    """A grammar that closes truncated text also closes text that a stop string has cut."""
+    """Text that ends at a stop string is closed like truncated text, if the grammar closes truncated text."""
     form = GrammarRequest("json_schema", "{}", on_truncation="close")
     for cut in ('{"a": "STOP', '{"a": "STO', '{"a": "x'):
         found, choice = told(cut.encode() + b'"}', cuts, stop=("STOP",), grammar=form, detail="closed")

@@ -1,5 +1,5 @@
-"""Tests request files with adapters: the limit on adapters, a log that can be replayed, and an adapter
-that changes an image's output.
+"""Tests request files with adapters: the limit on loaded adapters, the replay, and adapters that change an
+image's features.
 """
 
 import json

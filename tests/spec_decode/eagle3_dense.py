@@ -1,4 +1,4 @@
-"""A reference implementation of an EAGLE-3 head over a whole sequence, written directly from the formulas."""
+"""A reference implementation of an EAGLE-3 head, which follows the formulas and computes a whole sequence."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tests.spec_decode.eagle3_heads import HEAD_DIM, HEADS, KV_HEADS, TARGET
 
 
 def plain_names(written):
-    """Return the tensors under the names in the formulas. Fused tensors are split."""
+    """Return the tensors by their names in the formulas. Fused tensors are split."""
     named = {}
     for name, tensor in written.tensors.items():
         named[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = tensor.float()
@@ -35,8 +35,8 @@ def dense_fuse(written, aux_hidden_states):
 
 
 def dense(written, hidden, embeds, positions):
-    """Run a whole sequence. Return z, from which logits are computed, and carry, the next pass's hidden
-    states. Inputs: hidden [n, h], the next tokens' embeddings [n, e], positions [3, n].
+    """Compute a whole sequence. Return z, the LM head's input, and carry, the next pass's hidden states.
+    `hidden`: [n, h]. `embeds`: the next tokens' embeddings [n, e]. `positions`: [3, n].
     """
     w, traits = plain_names(written), written.traits
     x = hidden
@@ -71,7 +71,7 @@ def dense(written, hidden, embeds, positions):
 
 
 def turned(x, positions, traits):
-    """Rotate pairs (i, i + half) in each head by position * frequency."""
+    """Apply RoPE: rotate the pairs (i, i + half) in each head by position * frequency."""
     half = HEAD_DIM // 2
     out = torch.empty_like(x)
     for i in range(half):

@@ -1,6 +1,4 @@
-"""Tests that a draft head over ragged batches and a paged cache computes the same as the formulas for each
-sequence alone.
-"""
+"""Tests that a draft head with ragged batches and a paged KV cache gives the same results as the formulas."""
 
 from dataclasses import replace
 
@@ -58,7 +56,9 @@ def test_the_next_pass_gets_the_configured_output(tmp_path):
 
 
 def test_the_embedding_precedes_the_state(tmp_path):
-    """With one input's columns set to zero, only the other input affects q, k and v."""
+    """The first 48 columns of q, k and v multiply the embedding, and the last 48 multiply the hidden
+    state.
+    """
     for half, embeds_matter in ((slice(0, 48), False), (slice(48, 96), True)):
         written = FAMILIES["specforge"]()
         for name in "qkv":
@@ -85,7 +85,7 @@ class Recorder(DenseAttention):
 
 @pytest.mark.parametrize("family", ["specforge", "modelopt", "qwen3"])
 def test_keys_are_rotated_by_the_states_position(family, tmp_path):
-    """Position 0 is not rotated; the same state at a later position is rotated by exactly the difference."""
+    """The same state at a later position has keys rotated by exactly the position's angle."""
     head = load(FAMILIES[family](), tmp_path)
     h = head.config.hidden_size
     hidden, embeds = torch.ones(2, h), torch.ones(2, head.config.embed_size)
@@ -110,7 +110,7 @@ def untouched_keys(head, hidden, embeds):
 
 
 def test_positions_follow_their_axes(tmp_path):
-    """The three families have consecutive mrope sections, interleaved mrope sections, and no sections.
+    """The families have consecutive M-RoPE sections, interleaved sections, and no sections, in this order.
     Without sections, height and width have no effect.
     """
     for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):

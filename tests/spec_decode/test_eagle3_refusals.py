@@ -1,4 +1,4 @@
-"""Tests that each defect in a draft head's folder gives an error that names the field or the tensor."""
+"""Tests that defects in a draft head's folder give errors with the field's or the tensor's name."""
 
 import struct
 
@@ -194,9 +194,7 @@ def test_a_language_model_is_no_head(tmp_path):
 
 
 def test_an_older_eagle_is_refused(tmp_path):
-    """In EAGLE 1, fc projects an embedding and a single hidden state, and the layer is an ordinary decoder
-    layer.
-    """
+    """An EAGLE 1 head has an ordinary decoder layer, and fc takes an embedding and a single hidden state."""
     written = FAMILIES["specforge"]()
     written.tensors["fc.weight"] = torch.ones(48, 96)
     for name, rows in (("q", 64), ("k", 32), ("v", 32)):
@@ -276,7 +274,7 @@ JUNK = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_values_changed_in_a_config(data, tmp_path):
-    """`open_head` either accepts the folder or raises ModelError, and raises no other exception."""
+    """`open_head` accepts the folder or raises ModelError, and raises no other error."""
     written = FAMILIES[data.draw(st.sampled_from(sorted(FAMILIES)))]()
     places = [(written.config, name) for name in written.config]
     for child in list(written.config.values()):

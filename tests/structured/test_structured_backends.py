@@ -1,4 +1,4 @@
-"""Test that each grammar engine follows the Backend contract, with a vocabulary of single bytes and some
+"""Tests that each grammar engine follows the Backend contract. The vocabulary has single bytes and some
 longer tokens.
 """
 
@@ -103,8 +103,8 @@ def prefixes_of(words):
     ],
 )
 def test_a_token_is_allowed_if_its_bytes_can_be_completed(backend, grammar, words):
-    """A text can be generated token by token under the masks exactly if the grammar accepts the text. Where
-    the grammar forces the next bytes, llguidance may allow only the tokens that the tokenizer would use.
+    """The masks allow exactly the texts that the grammar accepts. Where the next bytes are forced, llguidance
+    may allow only the tokenizer's own spelling.
     """
     words = words or grammar["choice"]
     compiled = backend.compile(grammar_of(grammar=grammar))
@@ -186,9 +186,7 @@ def request(name, prompt=(1, 2)):
 
 
 def test_rows_follow_their_grammars(backend):
-    """Each row follows its own grammar from the position
-    after its tokens, even after a preemption.
-    """
+    """Each row continues its own grammar after its tokens, even after a preemption."""
     compiled = {
         "count": backend.compile(grammar_of(grammar={"regex": "[0-9]{3}"})),
         "word": backend.compile(grammar_of(grammar={"choice": ["ab", "b"]})),
@@ -302,8 +300,8 @@ def test_validation_does_not_change_the_state(backend):
 
 
 def test_forced_tokens_use_the_tokenizers_spelling(backend):
-    """The forced tokens are a prefix of the tokenizer's encoding. Tokens at its end may be missing, because
-    later text could merge with them.
+    """The forced tokens begin the tokenizer's encoding. The last tokens may be missing, because they could
+    merge with later text.
     """
     matcher = backend.compile(grammar_of(grammar={"choice": ["abab00é!", "abab00é?"]})).matcher()
     forced = matcher.compute_ff_tokens()

@@ -39,7 +39,7 @@ def state_digest(state: State) -> bytes:
 
 
 def checkpoint(state: State) -> ev.Checkpoint:
-    """Return CHECKPOINT with the state's digest and the checksums that show where two states differ."""
+    """Return CHECKPOINT with the state's digest, hashes and checksums."""
     sums = _Sums(state)
     kept = [state.grammar_slots.digest()]
     kept += [_windows(state)] if state.num_groups > 1 else []
@@ -119,7 +119,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the columns "requests" (values that are not stored by row) and "waiting"."""
+        """Return the columns "requests" (values outside of rows) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):

@@ -35,7 +35,8 @@ RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gai
 CLEARLY = ONE + ONE // 4  # relative goodput from which on no other level is tried
 LONGEST = 512  # maximum number of steps between reviews
 IN_VAIN = 8  # a trial ends if no row gets drafts in its first IN_VAIN steps
-# A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
+# A trial must be better than no drafts by 1/MORE. A new level must be better than the current level by
+# 1/STAYS.
 MORE, STAYS = 16, 16
 
 
@@ -131,7 +132,7 @@ class Goodput(DraftArbiter):
     def _record_drafted(
         self, bucket: int, num_rows: int, drafts: int, made: int, tokens: int, ns: int
     ) -> None:
-        """Record a decode-only step that verified drafts, or in which drafters could draft."""
+        """Record a decode-only step with drafts, or with active drafters."""
         self.prompts.tokens += max(tokens - num_rows, 0)
         plain_ns = self.costs.plain_ns(bucket, num_rows)
         if plain_ns:

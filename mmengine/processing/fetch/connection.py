@@ -73,7 +73,7 @@ class Connection:
             raise refused("protocol") from None
 
     def receive(self) -> bytes:
-        """Return received bytes, or b"" at the data's end."""
+        """Return received bytes, or b"" at the end of the stream."""
         try:
             return self._retried(self._socket, partial(self._socket.recv, CHUNK), select.POLLIN)
         except OSError:

@@ -92,8 +92,8 @@ class Upload(ResponseSchema):
 
 
 def described_upload(schema: Json) -> Json:
-    """Return the schema of an upload with two additions: `file` as binary data, and the optional form fields
-    that set the file's expiry.
+    """Return an upload's schema, with `file` as binary data, and with the optional form fields for the file's
+    expiry.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)

@@ -1,3 +1,3 @@
-"""Calls that continue after their client disconnects: how they are identified, detached from the connection,
-stored, recovered from the log, and traced.
+"""Calls that continue after their client disconnects: their ids, storage, recovery from the log, and
+traces.
 """

@@ -1,8 +1,7 @@
 """Renders answers in OpenAI's chat format, as stream frames or as a whole body. A frame is the text of one or
-more server-sent events.
-
-The rendered bytes depend only on the request and the answer. `id` comes from the request's id, and `created`
-from the envelope (call data that the log stores). Bytes that all frames share are encoded only once.
+more server-sent events. The bytes depend only on the request and the answer. `id` comes from the request's
+id, and `created` from the envelope (the server's data in the log). Bytes that all frames share are encoded
+only once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,11 +24,9 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """The ends of frames, with or without usage.
-
-    `usage_frames` "always": each frame has the usage of its choice so far. "last": frames have a null usage.
-    "none": frames have no usage field. `plain`: the end that all frames share, or b"" if the frames have
-    different ends.
+    """The ends of frames, with or without usage. `usage_frames`: "always" gives each frame the usage of its
+    choice so far, "last" a null usage, and "none" no usage field. `plain`: the end for all frames, or b""
+    with "always".
     """
 
     def __init__(self, usage_frames: UsageFrames):
@@ -38,7 +35,7 @@ class FrameTails:
         self._num_prompt: dict[int, int] = {}  # Maps each choice to the number of tokens in its prompt.
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
-        """Set the number of prompt tokens for these choices. Must be called before their first frame."""
+        """Set the number of prompt tokens for these choices, before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def num_prompt(self, index: int) -> int:
@@ -62,8 +59,8 @@ class Frames(Protocol):
     done: bytes  # Sent after the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """Return a choice's first frame. `scores`: the prompt's logprobs, if the call asks for the prompt
-        with logprobs (echo).
+        """Return a choice's first frame. `scores`: the prompt's logprobs, for a call with echo and
+        logprobs.
         """
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
@@ -79,7 +76,7 @@ class Frames(Protocol):
 
 
 class OpenAiFrames:
-    """Base class for the formats of OpenAI's APIs: renders errors, and declares how a stream ends."""
+    """Base class for the formats of OpenAI's APIs: the errors, and the stream's end."""
 
     done = b"data: [DONE]\n\n"
 
@@ -91,7 +88,7 @@ class ChatFrames(OpenAiFrames):
     """Renders chat completions as frames or bodies.
 
     `texts`: the token texts for logprobs; None for an answer without logprobs. `names_reasoning_twice`:
-    whether messages contain `reasoning_content` a second time, as `reasoning`.
+    whether messages repeat `reasoning_content` as `reasoning`.
     """
 
     def __init__(
@@ -112,7 +109,7 @@ class ChatFrames(OpenAiFrames):
         }
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        # Maps each choice to the head of frames that contain only content.
+        # Maps each choice to the beginning of its frames with only content.
         self._text_heads: dict[int, bytes] = {}
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:

@@ -16,12 +16,12 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 Json = dict[str, object]
 MAX_MESSAGE_CHARS = 2000  # Longer error messages are truncated.
 LATER_S = 5  # Minimum Retry-After in seconds while the server is not ready or shuts down.
-_MAX_SEARCHED = 2**20  # Maximum number of bytes that are searched for the cause of an error.
+_MAX_SEARCHED = 2**20  # Maximum number of bytes to search for an error's cause.
 _ESCAPES = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _STOPPED = "the engine failed, and the server's log says why; try again later"
-_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors may name on every route.
+_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors on all routes may name.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -36,9 +36,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error for an HTTP client.
 
-    `path`: the path of the invalid field in the body. The field's name replaces FIELD in `text`. `has_param`:
+    `path`: the invalid field's path in the body. FIELD in `text` stands for the field's name. `has_param`:
     whether the response names the field in `param`. HTTP_ERRORS maps `code` to the HTTP status and to the
-    code in the response.
+    response's code.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ApiError(Exception):
         return ApiError(self.code, self.text, path, headers=self.headers)
 
     def renamed(self, name: Callable[[FieldPath], FieldPath]) -> "ApiError":
-        """Return a copy of the error whose path is converted by `name`."""
+        """Return a copy of the error with the path `name(path)`."""
         return ApiError(self.code, self.text, name(self.path), headers=self.headers, has_param=self.has_param)
 
     def json(self) -> bytes:
@@ -88,18 +88,18 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client closed its connection, so no response can reach it."""
+    """The client closed its connection."""
 
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
-    """Convert an exception to the error that the client receives. `params`: fields that `param` may name."""
+    """Return the client's error for an exception. `params`: fields that `param` may name."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):
         text = f"the server failed ({type(error).__name__}); the server's log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
-    # The original message may quote a library's error, with addresses and paths.
+    # The original message may contain a library's addresses and paths.
     if code is ErrorCode.EXECUTOR_FAILED:
         text = _STOPPED
     elif code in INTERNAL:
@@ -116,7 +116,7 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
 
 
 def _in_body(path: FieldPath, params: frozenset[str]) -> FieldPath:
-    """Convert a path in the engine's input to a path in the body."""
+    """Return the path in the body for a path in the engine's input."""
     if path[:1] == (PROMPTS,):
         path = FieldPath(*path[2:])
     return FieldPath("messages") if path == ("prompt",) and "messages" in params else path
@@ -134,10 +134,8 @@ def cancelled_error() -> ApiError:
 
 
 def request_failed_error(request_id: str) -> ApiError:
-    """Return the error for a request that failed in the engine.
-
-    The message does not contain the reason, because the reason may quote a library's error, with addresses
-    and paths. The server's log has the reason under the request id.
+    """Return the error for a request that failed in the engine. The message leaves out the reason, because a
+    library's error may contain addresses and paths. The server's log has the reason under the request id.
     """
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 
@@ -180,7 +178,7 @@ def unknown_model_error(name: str, names: Sequence[str]) -> ApiError:
 
 
 def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
-    """Decode a body, or a Raw value in a body, with msgspec's `decode`. Raises ApiError."""
+    """Decode a body, or a msgspec.Raw from a body, with the decoder `decode`. Raises ApiError."""
     if isinstance(data, bytes) and has_too_many_values(data):
         text = (
             f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of strings): "
@@ -197,7 +195,7 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 
 def _lone_surrogate(data: memoryview) -> str:
-    r"""Return the first escape in `data` that is half of a surrogate pair, such as \ud83d, or ""."""
+    r"""Return the first escape in `data` for an unpaired surrogate, such as \ud83d, or ""."""
     for found in _ESCAPES.finditer(data[:_MAX_SEARCHED]):
         if found["lone"]:
             return bytes(found["lone"]).decode()

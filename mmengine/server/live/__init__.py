@@ -1,1 +1,1 @@
-"""The page /live, which draws the growing log in a browser and has a playground for chats."""
+"""The page /live: draws the growing log in a browser, with a playground for chats."""

@@ -1,4 +1,4 @@
-"""Parses a /v1/messages body into a request. The body is first converted to a chat body."""
+"""Converts a /v1/messages body to a chat body, and parses the chat body into a request."""
 
 import re
 from collections.abc import Sequence
@@ -52,15 +52,13 @@ class MessagesReader:
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Parse a body. Base64 media are decoded separately from the JSON. `request_id` is used unless the
-        body has a request_id. Raises ApiError.
+        """Parse a body. Base64 media are decoded separately from the JSON. `request_id`: the id for a body
+        without a request_id. Raises ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
     def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Parse a /v1/messages/count_tokens body. Only the prompt of the returned request is used. Raises
-        ApiError.
-        """
+        """Parse a /v1/messages/count_tokens body. Callers use only the request's prompt. Raises ApiError."""
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
@@ -137,10 +135,8 @@ class MessagesReader:
 
 
 def _tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return the chat tools by their index in the client's body. On a lenient server, tools that Anthropic
-    defines or runs are ignored.
-
-    Raises ApiError for an invalid tool, and if no tool is left.
+    """Return the chat tools by their index in the body. A lenient server ignores tools that Anthropic defines
+    or runs. Raises ApiError for an invalid tool, and if no tool is left.
     """
     found = {}
     for number, tool in enumerate(tools):
@@ -193,7 +189,7 @@ def _choice(given: Json | None, unsupported: Unsupported) -> tuple[str | Json | 
 
 
 def _form(config: OutputConfig | None) -> dict[str, msgspec.Raw] | None:
-    """Return `response_format` for the chat body. A schema stays encoded, because it may be large."""
+    """Return `response_format` for the chat body. Schemas stay encoded, because they may be large."""
     form = config.format if config is not None else None
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form

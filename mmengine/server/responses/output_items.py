@@ -1,6 +1,5 @@
-"""Renders a response's output items: an item's events while the item's text grows, and the complete item.
-
-The methods return events without their ends. An event's end contains the event number.
+"""Renders a response's output items: their events, and the complete items. The methods return events without
+their ends, which contain the event numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,7 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, text_json: bytes) -> bytes:
-    """Return an event without its end, which contains the event number. `text_json`: the event's properties
-    as JSON.
-    """
+    """Return an event without its end. `text_json`: the event's properties as JSON."""
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
 
@@ -29,14 +26,14 @@ class OutputItem:
     before the item ends.
     """
 
-    kind: bytes  # The name of the item's content in event types.
+    kind: bytes  # The content's name in event types.
 
     def __init__(self, name: str, place: int):
         self._texts: list[str] = []
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
-        # The bytes that precede the text in each delta. Built once per item, because most events are deltas.
+        # The bytes before the text in each delta. Most events are deltas.
         self._delta_head = b""
 
     def begun(self) -> Iterator[bytes]:
@@ -61,7 +58,7 @@ class OutputItem:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, text_json: bytes) -> bytes:
-        """Return the properties of the event that contains the whole text. `text_json`: the text as JSON."""
+        """Return the properties of the event with the whole text. `text_json`: the text as JSON."""
         raise NotImplementedError
 
     def _item(self, status: str, text_json: bytes) -> bytes:
@@ -69,12 +66,12 @@ class OutputItem:
         raise NotImplementedError
 
     def _ended(self, text_json: bytes) -> Iterator[bytes]:
-        """Yield the events between the event with the whole text and the item's last event."""
+        """Yield the events after the whole text and before the item's last event."""
         yield from ()
 
 
 class Call(OutputItem):
-    """A function call. `call`: the call's id, to which the client's function_call_output refers."""
+    """A function call. `call`: the call's id, for the client's function_call_output."""
 
     kind = b"function_call_arguments"
 
@@ -96,8 +93,8 @@ class Call(OutputItem):
 
 
 class CustomCall(OutputItem):
-    """A call of a custom tool. The item's text is the tool's input. The model generates the input as a
-    function's argument, so the text is sent as a whole when the call ends.
+    """A call of a custom tool. The item's text is the tool's input. The model generates the input as a JSON
+    argument, so the text is sent only when the call ends.
     """
 
     kind = b"custom_tool_call_input"
@@ -128,7 +125,7 @@ class CustomCall(OutputItem):
 
 
 class _Parted(OutputItem):
-    """An item that contains its text in a single content part."""
+    """An item with a single content part, which contains the text."""
 
     def __init__(self, name: str, place: int):
         super().__init__(name, place)

@@ -1,6 +1,4 @@
-"""Raises the process's limit on open files and sockets, and derives the maximum number of connections from
-the limit.
-"""
+"""Raises the process's limit on open files, and derives the maximum number of connections."""
 
 import resource
 import sys
@@ -10,7 +8,7 @@ from contextlib import suppress
 def raise_limit() -> None:
     """Raise the soft limit on open files to the hard limit.
 
-    The usual soft limit (1024) exists for programs that call select(2). This program does not use select(2).
+    The usual soft limit (1024) protects programs that call select(2), unlike mmengine.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS reports an infinite hard limit, but rejects an infinite soft limit.
@@ -19,8 +17,8 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return the maximum number of connections. The maximum is half the limit on open files, because
-    responses and the engine also open files.
+    """Return the maximum number of connections: half the limit on open files, because responses and the
+    engine also open files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 2)

@@ -1,5 +1,5 @@
-"""Tracks the position in a text with tool calls, and finds the strings that may end the current part of the
-text.
+"""Tracks the position in a text with tool calls, and finds the strings that may end the current parameter,
+call or reasoning.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolC
 
 _OPEN = OPEN.encode()
 _VALUE = b">\n"  # In the xml syntax, a parameter's value follows these bytes.
-_TAIL = 16  # Number of the text's last bytes that are kept in `Position.tail`.
-MAX_HEADS = 16  # Maximum number of tools whose shortest call is computed in advance.
+_TAIL = 16  # Number of bytes in `Position.tail`, the text's last bytes.
+MAX_HEADS = 16  # Maximum number of tools with a precomputed shortest call.
 _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
 class CallSyntax(NamedTuple):
     """The syntax for tool calls in a grammar's texts.
 
-    `has_answer`: whether an answer without calls is JSON rather than free text. `is_xml`: whether calls are
-    written in the xml syntax. `think_end`: the string that ends the reasoning; empty if the text has no
-    reasoning. `heads`: for each tool, the text that begins a call.
+    `has_answer`: whether an answer without calls is JSON. `is_xml`: whether calls have the xml syntax.
+    `think_end`: the string that ends the reasoning; empty if there is no reasoning. `heads`: each tool's text
+    that begins a call.
     """
 
     has_answer: bool
@@ -52,13 +52,13 @@ class CallSyntax(NamedTuple):
         return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether the text is free text, which may end anywhere, because no call has begun."""
+        """Return whether `place` is in free text outside of calls, which may end anywhere."""
         return place.call is None and not self.has_answer
 
     def ends(self, place: Position) -> Sequence[bytes]:
-        """Return the strings that may end the current part: a parameter, a call, or the reasoning."""
+        """Return the strings that may end the current parameter, call or reasoning."""
         if place.call is not None and self.is_xml:
-            # Whether the text is directly after a parameter or after the call's head.
+            # Whether a parameter or the call's beginning has just ended.
             between = place.tail.endswith(_XML_ENDS[0][1:]) or place.call.count(b"\n") == 2
             return _XML_ENDS if between and place.tail.endswith(b"\n") else _XML_ENDS[:1]
         if place.call is not None:

@@ -1,6 +1,5 @@
-"""Twelve planted bugs, one for each class of the scheduler's and the engine's resources.
-
-Each function patches this process with a mistake of a line or two.
+"""Twelve planted bugs, each for a different resource of the scheduler or the engine. Each function patches
+this process with a small mistake.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-// Attention products for a row with few queries: q times the keys of four tokens, and softmax weights times values.
-// The next tokens' cache lines are prefetched a few at a time, because a core supports few outstanding loads.
+// Attention products for rows with few queries: q times the keys of four tokens, and softmax weights times values.
+// Cache lines of the next tokens are prefetched a few at a time: a core supports few outstanding loads.
 #pragma once
 
 #include <immintrin.h>
@@ -14,13 +14,13 @@ constexpr int kSpan = 64;   // tokens whose scores are in memory at once
 constexpr int kTokens = 4;  // tokens per tile of dot products
 #if defined(__AVX512F__)
 constexpr int kHeads = 4;    // heads that share one load of K
-constexpr int kVectors = 8;  // sum registers per head; two heads fill half of all registers
+constexpr int kVectors = 8;  // sum registers per head; two heads use half of all registers
 #else
 constexpr int kHeads = 2;
 constexpr int kVectors = 4;
 #endif
 
-// Multiplies K by q. Query: the type that stores q. kStep: the number of values in a vector of K.
+// Multiplies K by q. Query: the type of q. kStep: the number of values in a vector of K.
 template <class T>
 struct Dot {
   using Query = float;
@@ -49,7 +49,7 @@ struct Dot<uint16_t> {
 };
 #endif
 
-// Returns the sums of the values of four vectors, side by side.
+// Returns the sum of each of four vectors, as a vector.
 MM_INLINE __m128 sum4(const wide* v) {
 #if defined(__AVX512F__)
   __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
@@ -63,7 +63,7 @@ MM_INLINE __m128 sum4(const wide* v) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// Scores of N heads that share a KV head against kTokens keys.
+// Computes the scores of N heads, which share a KV head, for kTokens keys.
 template <int N, class T>
 MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Query* q, int64_t q_width, int d,
                      float* scores) {
@@ -91,7 +91,7 @@ MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Que
   for (int n = 0; n < N; n++) _mm_storeu_ps(scores + n * kSpan, sum4(sums[n]));
 }
 
-// Prefetches the cache lines of tokens that are read soon, token by token, in address order.
+// Prefetches the next tokens' cache lines, token by token, in address order.
 template <class T>
 struct Ahead {
   const T* const* tokens;
@@ -139,7 +139,7 @@ MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weight
     for (int j = 0; j < N; j++) store_as(sums + g * width + j * kWide, sum[g][j]);
 }
 
-// Returns how many values of V per head are summed in registers at once, for `heads` heads together.
+// Returns the number of V's values per head that fit into the sum registers of `heads` heads.
 constexpr int values_at_once(int heads) { return (heads > 2 ? kVectors / 2 : kVectors) * kWide; }
 
 template <int G, class T>

@@ -1,4 +1,4 @@
-// Pixel normalisation, and the activation of the vision tower's layers.
+// Pixel normalisation, and the vision tower's activation function.
 #include "common/vec.h"
 #include "vision/vision.h"
 
@@ -24,7 +24,7 @@ MM_INLINE void store(void* x, int64_t at, f16v value, bool bf16) {
     store_as((float*)x + at, value);
 }
 
-// Calls f(at, n) for each vector of up to 16 of `count` values: n values from index `at` on.
+// Splits `count` values into vectors of up to 16, and calls f(at, n) for each: n values from index `at`.
 template <class F>
 MM_INLINE void over(int64_t count, F f) {
 #pragma omp parallel for schedule(static) if (count > kShare)
@@ -54,7 +54,7 @@ extern "C" void mm_vision_gelu(void* x, int64_t count, int32_t dtype) {
 }
 
 extern "C" void mm_vision_pixels(const uint8_t* pixels, int64_t count, int32_t dtype, void* out) {
-  float table[256];  // the result for each pixel value, rounded after each of the three operations
+  float table[256];  // the result for each pixel value, with a rounding after each operation
   uint16_t narrow_table[256];
   for (int i = 0; i < 256; i++) {
     table[i] = ((float)i / 255.0f - 0.5f) / 0.5f;

@@ -1,11 +1,10 @@
 r"""Rewrites the regular expressions in `pattern` and `patternProperties` to equivalent, anchored patterns.
 
-JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and give `.`, `\d`,
-`\w`, `\s` and `$` different meanings. A pattern is therefore rewritten without ambiguous constructs:
-character sets become explicit ranges, groups lose their names, and anchors become explicit. Constructs that
-are not regular (lookaround, back references) are refused. Nested repetitions are allowed, because the grammar
-engine follows all paths at once. Counted repetitions are refused if the grammar engine would have to follow
-too many states at once.
+JSON Schema (ECMA-262), the grammar engine (Rust) and Python give `.`, `\d`, `\w`, `\s` and `$` different
+meanings. A rewritten pattern has no ambiguous constructs: character sets become explicit ranges, groups lose
+their names, and anchors become explicit. Lookaround and back references are refused, because they are not
+regular. Nested repetitions are allowed, because the grammar engine follows all paths at once. Counted
+repetitions are refused if they need too many states.
 """
 
 from functools import lru_cache
@@ -26,7 +25,7 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum number of copies after a length limit is merged into a repetition.
+MAX_FOLDED = 20_000  # Maximum repetition count after a length limit was merged.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
@@ -38,12 +37,12 @@ class Pattern(NamedTuple):
 
     # The pattern in the grammar engine's dialect. Without \\p, the pattern is also valid in Python.
     regex: str
-    prefix: str | None  # The required beginning, if the pattern requires nothing else.
+    prefix: str | None  # The literal prefix, if the pattern only requires a prefix.
     fewest: int = 0
     most: int | None = None
     # (part, minimum count, maximum count) if the whole pattern is a repetition.
     times: tuple[Part, int, int | None] | None = None
-    # Limits the matching steps for all patterns in the schema together.
+    # Limits the total matching steps of the schema's patterns.
     budget: MatchBudget | None = None
     exact: bool = True  # Whether `regex` matches everything that the original pattern matches.
 
@@ -54,9 +53,8 @@ class Pattern(NamedTuple):
 
     def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
         """Merge a length limit (in characters) into the pattern. Return the pattern and the remaining limits.
-
-        The grammar engine is slow if a string has both a pattern and a length limit. If the pattern is a
-        single repetition, its counts can express the length limit instead.
+        A single repetition can express the limit by its counts. The grammar engine is slow if a string has
+        both a pattern and a length limit.
         """
         if self.fewest >= low and (high is None or self.most is not None and self.most <= high):
             return self, 0, None
@@ -71,9 +69,8 @@ class Pattern(NamedTuple):
 
 
 def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list[list[Part]]:
-    """Return the alternatives rewritten to match whole strings.
-
-    Any text may precede an alternative without `^` and follow an alternative without `$`.
+    """Return the alternatives rewritten to match whole strings. Alternatives without `^` allow any text
+    before them, and alternatives without `$` allow any text after them.
     """
     out = []
     for parts in branches:
