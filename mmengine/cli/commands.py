@@ -21,10 +21,15 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Print the help. A narrow terminal shows no column of types."""
+        options = self.get_params(ctx)
+        wide = [dict(vars(each)) for each in options]
         if get_terminal_size().columns < WIDE_COLUMNS:
-            for each in self.get_params(ctx):
+            for each in options:
                 _narrow(each, ctx)
         super().format_help(ctx, formatter)
+        for each, values in zip(options, wide):  # A later help may have a wide terminal.
+            vars(each).clear()
+            vars(each).update(values)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Parse the options. Raises ConfigError for an unknown option with a known replacement, and if `run`

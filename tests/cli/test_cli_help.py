@@ -110,6 +110,14 @@ def test_option_names_are_whole_in_a_narrow_terminal():
             assert not missing and not re.search(r"-\w*…", shown), name
 
 
+def test_a_narrow_help_changes_no_later_help():
+    shown = {}
+    for columns in ("200", "80", "200", "80"):
+        page = call_cli("serve", "--help", env={**os.environ, "COLUMNS": columns}).stdout
+        assert shown.setdefault(columns, page) == page
+    assert shown["80"] != shown["200"]
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [("ser", {"serve"}), ("run --max-t", {"--max-tokens"}), ("run --set max_mod", {"max_model_len="})],
@@ -157,7 +165,7 @@ def test_exit_codes_name_the_class_of_an_error(monkeypatch, tmp_path):
     }  # fmt: skip
     assert {kind: code_of(kind("text")) for kind in classes} == classes
     assert code_of(cut_off(HubName("hf", "a/b"), "reset")) == 1  # the next try may succeed
-    monkeypatch.setattr("mmengine.cli.main.app", lambda **options: 1 / 0)
+    monkeypatch.setattr("mmengine.cli.main._command", lambda: 1 / 0)
     result = call_cli("env")
     assert result.returncode == BUG == 70 and "Traceback" in result.stderr
     assert "a bug ended the command (ZeroDivisionError" in result.stderr.splitlines()[-1]

@@ -40,17 +40,17 @@ VERBS = {
 }
 
 
-def called(verb, log, out):
-    """Run a command on a log. `out`: a path that does not exist."""
-    name = request_lines(log)[-1].request_id
+def called(verb, log, out, name):
+    """Run a command on a log. `out`: a path that does not exist. `name`: a request in the log."""
     values = {"LOG": str(log), "REQUEST": name, "OUT": str(out)}
     return call_cli("log", verb.split()[0], *(values.get(part, part) for part in VERBS[verb]))
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_every_command_reads_every_recording(tmp_path, name):
+    request = request_lines(LOGS[name])[-1].request_id
     for number, verb in enumerate(VERBS):
-        done = called(verb, LOGS[name], tmp_path / str(number))
+        done = called(verb, LOGS[name], tmp_path / str(number), request)
         said = done.stdout + done.stderr
         assert "Traceback" not in said and "a bug ended" not in said, (verb, said)
         assert done.returncode in CODES, (verb, done.returncode, said)
@@ -100,7 +100,7 @@ LOOKS = {
 
 
 def _cli(verb, log):
-    done = called(verb, log, log.with_name(f"{log.name}.out"))
+    done = called(verb, log, log.with_name(f"{log.name}.out"), request_lines(log)[-1].request_id)
     assert "Traceback" not in done.stderr and done.returncode in {*CODES, 4, 6}, done.stderr
 
 
