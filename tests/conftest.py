@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from mmengine.native import library as native_library
 from mmengine.runtime.startup import sizing
+from tests import interpreter
 from tests.instruction_sets import isas, opened
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +94,7 @@ def pytest_collection_finish(session):
     """Freeze imported and collected objects, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # Hypothesis makes many short-lived objects.
 
 
 @contextmanager
@@ -125,7 +127,10 @@ def kernel_device():
     """Return the device for Triton kernels: a GPU, or the CPU with Triton's interpreter."""
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed; `make test` fetches it into build/gpu")
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    interpreter.accelerate()
+    return torch.device("cpu")
 
 
 @pytest.fixture
@@ -136,9 +141,9 @@ def dots_in_order(kernel_device, monkeypatch):
     GPU has no such dependence, so nothing is replaced.
     """
     if kernel_device.type == "cpu":
-        from triton.runtime import interpreter
+        from triton.runtime.interpreter import InterpreterBuilder
 
-        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot_in_order)
+        monkeypatch.setattr(InterpreterBuilder, "create_dot", _dot_in_order)
 
 
 def _dot_in_order(builder, a, b, d, *_):
