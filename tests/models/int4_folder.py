@@ -34,12 +34,9 @@ def quantised(weight, group, symmetric):
 
 
 def meant(codes, zeros, scales, group):
-    """Dequantise to float32, one value at a time."""
-    found = torch.empty(codes.shape)
-    for i in range(codes.shape[0]):
-        for j in range(codes.shape[1]):
-            found[i, j] = (int(codes[i, j]) - int(zeros[i, j // group])) * float(scales[i, j // group])
-    return found
+    """Dequantise to float32. The products are exact in float64, and are rounded once."""
+    zeros, scales = (each.double().repeat_interleave(group, 1) for each in (zeros, scales))
+    return ((codes - zeros) * scales).float()
 
 
 def words(values, order=range(8)):

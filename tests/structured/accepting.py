@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
@@ -51,9 +52,13 @@ def accepts(matcher: Matcher, text: str, end: int = END) -> bool:
     """Return whether the masks allow each byte of `text` in turn, and then the token `end`."""
     matcher = matcher.deep_copy()
     for byte in text.encode():
-        if byte not in allowed(matcher) or not matcher.consume_token(byte):
+        if not _has(matcher.compute_bitmask(), byte) or not matcher.consume_token(byte):
             return False
-    return end in allowed(matcher, end)
+    return _has(matcher.compute_bitmask(), end)
+
+
+def _has(mask: bytes, token: int) -> bool:
+    return mask[token >> 3] >> (token & 7) & 1 == 1
 
 
 def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
@@ -66,5 +71,5 @@ def byte_backend(num_threads: int | None = 1, end: bytes = b"") -> LLGuidance:
 
 def allowed(matcher: Matcher, last: int = END) -> list[int]:
     """Return the allowed tokens up to `last`."""
-    mask = matcher.compute_bitmask()
-    return [token for token in range(last + 1) if mask[token >> 3] >> (token & 7) & 1]
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return bits[: last + 1].nonzero()[0].tolist()
