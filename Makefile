@@ -36,8 +36,8 @@ LACKING_torchvision := torchvision is not available: the comparison with transfo
 LACKING_smollm2 := SmolLM2 is not available: the tests with real weights are skipped
 LACKING_vocabularies := llama.cpp's vocabularies are not available: the tests with them are skipped
 
-.PHONY: demo check reading style types short test limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients store docs pages browser clean models models-real $(FETCHED:%=fetch-%)
+.PHONY: demo check reading style types short test all-tests limits picture soak soak-schemas soak-server soak-durable \
+	soak-million soak-kills kernels clients store docs pages browser clean models models-real $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -60,8 +60,11 @@ short: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS) -m "not soak and not long" \
 		tests/core tests/events tests/golden tests/project
 
+# Types are checked while pytest collects the tests, since each uses one core.
 test: .venv/.ready $(FETCHED:%=fetch-%)
-	@$(MAKE) --no-print-directory --jobs=2 reading
+	@$(MAKE) --no-print-directory --jobs=2 style types all-tests
+
+all-tests: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS)
 
 $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
