@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine.processing.chat import template
 from mmengine.processing.chat.messages import read_messages
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.tokens import ChatTokenizer
@@ -309,3 +310,19 @@ def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path):
     path = tmp_path / "m" / "chat_template.jinja"
     path.write_text(path.read_text() + " ")
     assert load_processor(tmp_path / "m").fingerprint != processor.fingerprint
+
+
+def test_templates_with_equal_sources_are_compiled_once(processor):
+    """Each template has its own environment, and its own special tokens as variables."""
+    source = "{{ messages[0].content }}{{ bos_token }}{{ cycler('a', 'b').next() }}"
+    before = template._compiled.cache_info()
+    made = [
+        ChatTemplate.of_source(source, {"bos_token": token}, processor.tokenizer, "of a test")
+        for token in ("first", "second")
+    ]
+    after = template._compiled.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 1)
+    messages = [{"role": "user", "content": "Hi "}]
+    asked = {"add_generation_prompt": False, "continue_final_message": False}
+    assert [each.render(messages, **asked) for each in made] == ["Hi firsta", "Hi seconda"]
+    assert made[0]._environment is not made[1]._environment

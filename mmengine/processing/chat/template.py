@@ -8,9 +8,9 @@ mark in the output therefore comes from the template. Message text that looks li
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import jinja2
@@ -36,6 +36,18 @@ NO_TEMPLATE = (  # The template of a model that was not trained to chat.
 _PROBE = "probe text"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
+    """Return a template's code and its undeclared variables.
+
+    Compiling takes 15 ms. Engines of the same model and requests with the same chat_template share the code.
+    """
+    environment = chat_environment()
+    with environment.counted():
+        code = environment.compile(source)
+        return code, frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
 
 
 class ChatTemplate:
@@ -72,10 +84,10 @@ class ChatTemplate:
         self._variables = {name: self._marks.get(token, token) for name, token in names.items()}
         self._environment = environment = chat_environment()
         try:
+            code, self.variables = _compiled(marked)
             with environment.counted():
-                self._template = environment.from_string(marked)
-                self._template.globals = dict(self._template.globals)  # Each rendering copies the globals.
-                self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
+                copied = dict(environment.globals)  # Each rendering copies them again.
+                self._template = jinja2.Template.from_code(environment, code, copied)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
 
