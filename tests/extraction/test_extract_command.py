@@ -12,10 +12,9 @@ import sys
 import time
 
 import pytest
-from typer.testing import CliRunner
 
 from mmengine.cli import supervisor
-from mmengine.cli.main import app
+from mmengine.cli.main import main
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
@@ -53,6 +52,22 @@ def write_folder(folder):
     pdf.write_many_pages(documents / "f.pdf", 10_000)
     (documents / "g.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     (folder / "schema.json").write_text(json.dumps(scene_schema(), indent=1))
+
+
+@pytest.fixture
+def unsupervised(monkeypatch):
+    """Let `mmengine extract` run in this process, which has imported torch, instead of in a supervised
+    process.
+    """
+
+    def run_here(arguments, progress):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            patch.setattr(supervisor, "is_supervised", lambda: True)
+            patch.setattr(supervisor, "obey_supervisor", lambda: None)
+            main()
+        return end.value.code or 0
+
+    monkeypatch.setattr(supervisor, "supervise", run_here)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +144,7 @@ def test_wrong_options_end_before_any_work(extracted, words, message):
     assert result.returncode == 2 and message in result.stderr
 
 
+@pytest.mark.usefixtures("unsupervised")
 def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     pdf.scene(0).draw().save(tmp_path / "a.png")
     box = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 1000}}
@@ -150,10 +166,7 @@ def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl.work" / "boxes.jsonl").unlink()
     closed, close = [], Engine.close
     monkeypatch.setattr(Engine, "close", lambda engine: (closed.append(engine), close(engine)))
-    monkeypatch.setattr(supervisor, "is_supervised", lambda: True)
-    monkeypatch.setattr(supervisor, "obey_supervisor", lambda: None)
-    monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert call_cli(*words, cwd=tmp_path).returncode == 0
     assert len(closed) == 1 and lines_of(tmp_path / "a.jsonl") == [row]
 
 
@@ -192,6 +205,7 @@ def size_of(path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("unsupervised")  # The killed processes are supervised.
 @pytest.mark.parametrize("seed, kills", [(1, 1), pytest.param(2, 6, marks=pytest.mark.soak)])
 def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills):
     """After kill -9, the table is the same as without a kill, and no answer is computed twice."""
@@ -227,6 +241,7 @@ def rounded(path):
     return re.sub(r"\d\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.3f}", path.read_text()).splitlines()
 
 
+@pytest.mark.usefixtures("unsupervised")
 def test_the_page_s_commands_print_the_page_s_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     _, draw, extract, score = [each for block in blocks(PAGE, "sh") for each in commands(block)]
