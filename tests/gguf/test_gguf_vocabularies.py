@@ -15,7 +15,7 @@ from mmengine.checkpoint.gguf.model import GGUFModel
 from tests.gguf.fetched import SMOLLM2, VOCABULARIES, fetched
 from tests.gguf.texts import texts
 
-COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
+NUM_TEXTS, NUM_SOAKED = 2_000, 20_000
 DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 # SmolLM's vocabulary has no token for the first UTF-8 byte of characters from this code point on.
@@ -60,16 +60,15 @@ def theirs(name) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_random_texts_beside_transformers(name):
+@pytest.mark.parametrize("count", [NUM_TEXTS, pytest.param(NUM_SOAKED, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "smollm"])
+def test_random_texts_beside_transformers(name, count):
     """The ids equal transformers' ids, and decode to the text. Qwen's texts are normalised (NFC) first,
     because transformers' tokenizer from the GGUF file does not normalise.
     """
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
-    given = [
-        compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
-    ]
+    given = [compose(text) for text in texts(count, 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)]
     # Control tokens in the documents are broken up, because transformers adds a control token to Llama's
     # vocabulary.
     given += [compose(page.read_text()).replace("<|", "<") for page in sorted(DOCS.rglob("*.md"))]

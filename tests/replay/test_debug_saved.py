@@ -3,6 +3,7 @@ each request only once, and stay within the memory limit.
 """
 
 import gc
+import itertools
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monke
 
 @pytest.mark.parametrize("folder", VLLM, ids=lambda folder: folder.name)
 def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
-    """A vLLM log's saved states, and later states computed from them, equal a plain fold."""
+    """Each saved state, and the 40 later states computed from it, equal the states of a plain fold."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     read, expected = read_to_end(folder, every=8), folded(folder)
@@ -105,7 +106,7 @@ def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
     check_marks(again.marks.all, expected)
     for mark in again.marks.all:
         again.go(again.first)
-        for cursor in again.walk(mark.position):
+        for cursor in itertools.islice(again.walk(mark.position), 41):
             if cursor.record is not None:
                 state = state_digest(cursor.state), values_of(cursor.state)
                 assert state == expected[cursor.position], (mark.position, cursor.position)
