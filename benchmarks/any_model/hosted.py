@@ -1,15 +1,15 @@
-"""Measures mmengine on transformers' modules, beside mmengine's own modules and transformers' batching.
+"""Compares mmengine on transformers' modules with mmengine's own modules and with transformers' batching.
 
 All models have random weights and run in one process. In the tables, "described" means mmengine's own
 modules.
 
     python -m benchmarks hosted --layers 8
 
-Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. One engine
-runs on mmengine's modules and another on transformers' modules; they alternate every few steps. Batches
-(hosted_batches.py): 16 text requests of 32 to 1,024 tokens on half a billion weights are compared with
-transformers' `generate_batch`. 8 requests with an image are compared with `generate`, one request at a time.
-Ratios are of CPU time, because other load on the machine lengthens the wall-clock time.
+Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. An engine
+on mmengine's modules and an engine on transformers' modules alternate every few steps. Batches
+(hosted_batches.py): 16 text requests with 32 to 1,024 tokens run on half a billion weights, against
+transformers' `generate_batch`. 8 requests with an image run against `generate`, which takes a single request
+at a time. Ratios compare CPU times, because other load on the machine lengthens wall-clock times.
 """
 
 import gc

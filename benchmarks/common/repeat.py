@@ -13,8 +13,8 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def medians(parts: Sequence[Part]) -> Part:
-    """Return a Part in which each numeric cell is the median over all runs (for an even number of runs, the
-    lower middle value).
+    """Return a Part with the median over all runs in each numeric cell. For an even number of runs, the
+    median is the lower middle value.
 
     Other cells and titles come from the first run. The notes of all runs are combined without duplicates.
     """

@@ -1,10 +1,10 @@
-"""Measure the cost of durability: compare a server with log and response store with a plain server.
+"""Measures the cost of durability: a server with a log and a response store against a plain server.
 
     python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute
 
 The two servers take turns (sides.py). Each figure is the median difference over all rounds. ± is half the
-width of the median's confidence interval, whose level is about two thirds.
+width of the median's confidence interval (level: about two thirds).
 """
 
 import enum
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Imported late, after the number of threads is set.
 
 TITLE = "A server that can be killed, on a CPU"
 WANTED_LOSS, WANTED_FIRST_MS, WANTED_US = 0.02, 1.0, 60
-# For each kind of call, whether it is a call of /v1/responses.
+# Kind of call -> whether the call goes to /v1/responses.
 KINDS = {"chat": False, "responses, stored": True}
 SIDES = ("without a log", "with log and store")
 RESULTS = Path(__file__).parents[1] / "results" / "serve_durable.md"
@@ -119,7 +119,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
 
 
 def _costs(log: Path, quick: bool) -> Part:
-    """Measure the CPU costs per request. This should run alone, before other memory is allocated."""
+    """Measure the CPU costs per request. Must run before other parts allocate memory."""
     from benchmarks.server.durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
 
     rounds, requests = (4, 128) if quick else (200, 128)

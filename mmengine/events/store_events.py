@@ -39,8 +39,8 @@ class Arrived(EventBase, frozen=True):
 
 
 class Lost(EventBase, frozen=True):
-    """Observation: the store will not send the blocks for which a request still waits, so the engine computes
-    them. `reason`: "deadline", or the store's error.
+    """Observation: a request's missing blocks will not arrive, and the engine computes them. `reason`:
+    "deadline", or the store's error.
     """
 
     request_id: str

@@ -1,4 +1,5 @@
-"""A replica: runs requests from ingresses on an AsyncEngine. It streams a request's outputs until the request
+"""A replica in a fleet: runs requests from ingresses (the processes that clients call) on an AsyncEngine. It
+streams a request's outputs until the request
 ends or moves to another replica.
 """
 
@@ -87,7 +88,7 @@ class Replica:
             run.is_left = True
             if run.stream.is_over:
                 self._forget(request.request_id, run)
-            else:  # the engine keeps a cancelled request and its id until a step ends it
+            else:  # the engine keeps a cancelled request and its id until a step's end
                 run.stream.listen(partial(self._take_rest, request.request_id, run))
                 self._take_rest(request.request_id, run)
 
@@ -220,7 +221,7 @@ class _Run:
 
 
 def _refusal(error: MMEngineError) -> Rejection | Redirect:
-    """Return a Redirect if the engine has stopped, which is not the request's fault, else a Rejection."""
+    """Return a Redirect if the engine has stopped, else a Rejection."""
     if isinstance(error, ExecutorFailed):
         return Redirect(str(error))
     return Rejection.by(error)

@@ -1,9 +1,9 @@
 """Chooses a replica for a request by its prefix, so that requests with equal prefixes share KV blocks.
 
 The routing key is a hash of the cache salt, the adapter and the prompt's beginning. Requests share blocks
-only if salt and adapter are equal. For a prompt with media, the first image or video is hashed, because its
-features and blocks cost most. Consistent hashing ignores load: all requests for a popular image go to the
-same replica until the replica is full. Further requests then go to the next replicas on the ring.
+only if salt and adapter are equal. In a prompt with media, the first image or video is hashed instead,
+because its features and blocks cost most. Consistent hashing ignores load: all requests for a popular image
+go to the same replica. When the replica is full, further requests go to the next replicas on the ring.
 """
 
 import bisect
@@ -23,7 +23,7 @@ _KEY_BYTES = 16
 def affinity(prompt: Prompt, salt: str = "", adapter: str = "") -> str:
     """Return the routing key, 32 hex characters. Requests that should share a replica have equal keys.
 
-    For an image that is given by URL, the URL is hashed.
+    For an image URL, the URL itself is hashed.
     """
     digest = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in (salt.encode(), adapter.encode(), _beginning(prompt)):

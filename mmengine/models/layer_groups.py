@@ -1,8 +1,8 @@
 """Divides a model's attention layers into block groups (mmengine/block_groups.py), and describes each group
 with a ModelSpec.
 
-Every block holds the KV of as many layers as the first group has. All blocks are therefore equally large, and
-all groups share a single pool.
+Every block has space for the KV of n layers, where n is the first group's number of layers. All blocks are
+equally large, so all groups share a single pool.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import replace
 from mmengine.block_groups import MAX_GROUPS, BlockGroup
 from mmengine.models.spec import LayerAttention, ModelSpec
 
-PADDING_SHARE = 0.25  # The maximum share of a block that layers may leave empty, on average.
+PADDING_SHARE = 0.25  # Maximum empty share of a block, on average over the groups.
 
 
 def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
@@ -29,7 +29,8 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     if not kinds:
         return ()
     if not full:
-        # A block's content includes the previous block's, so the window must reach into the previous block.
+        # A block's content identifies the previous block too, so the window must reach into the previous
+        # block.
         longest, layers = max(kinds), sum(kinds.values(), [])
         return (BlockGroup(longest, tuple(sorted(layers))),) if longest > 1 else ()
     size = len(full)

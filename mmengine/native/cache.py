@@ -1,9 +1,8 @@
 """Stores compiled libraries in the user's cache folder, keyed by sources, flags and CPU kind.
 
-A cached library is loaded without a compiler. Loading a library executes its code, so no other user may be
-able to write to the cache folder or to the folders above (mmengine.strict_modes). Next to each library, a
-file holds the library's SHA-256 digest. A library that does not match its digest, such as a truncated file,
-is compiled again.
+A cached library is loaded without a compiler. Loading a library executes its code. For safety, no other user
+may have write access to the cache folder or to the folders above (mmengine.strict_modes). A file next to each
+library holds the library's SHA-256 digest. A library that does not match its digest is compiled again.
 """
 
 import fcntl
@@ -109,7 +108,7 @@ def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, P
                 try:
                     _compile(folder, name, made, compile_to)
                     folder.write(_sibling(name, ".sha256"), _digest(folder, made))
-                    # The rename comes last, because a library without a digest is not loaded.
+                    # Write the digest before the rename, because a library without a digest is not loaded.
                     os.rename(made, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 finally:
                     folder.remove(made)

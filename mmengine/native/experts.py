@@ -36,7 +36,7 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """One matrix of each expert, packed consecutively. `gate_up`: as in PackedLinear.
+    """The same matrix from all experts, packed consecutively. `gate_up`: as in PackedLinear.
 
     Raises ValueError if the matrices differ in shape, dtype or code format.
     """

@@ -1,6 +1,6 @@
-"""Replay: reads a log, rebuilds the engine's states from the log, and derives the log's decisions again. To
-fold a log means to apply its events to the state, one after the other. A row is a running request's slot in
-the batch. Replay needs neither torch nor a model.
+"""Replay: reads a log, rebuilds the engine's states, and derives the log's decisions again. "Fold" means to
+apply a log's events to the state in order. A row is a running request's slot in the batch. Replay needs
+neither torch nor a model.
 """
 
 from mmengine.replay.minimize.failures import Failure, replay_failure

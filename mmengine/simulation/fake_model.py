@@ -1,9 +1,9 @@
-"""The fake model of simulations. A token is computed from a checksum of the request's id and the position.
+"""A fake model for simulations. A token is computed from a checksum over the request's id and the position.
 
-A position ("place") counts from the prompt's first token; the output index is the position minus the prompt's
-length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the
-grammar forbids. All other tokens lie in the grammar's range, or between TOKEN_LOW and TOKEN_HIGH if the
-request has no grammar. A second checksum determines how many drafts are right; all later drafts are wrong.
+Positions ("places") count from the prompt's first token, and output indices from the answer's first token. At
+output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the grammar
+forbids. All other tokens lie in the grammar's range, or in TOKEN_LOW to TOKEN_HIGH without a grammar. A second
+checksum determines how many drafts are right; all later drafts are wrong.
 """
 
 import numpy as np
@@ -30,9 +30,7 @@ class FakeModel:
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
     def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
-        """Assign a request to a row. `num_before`: number of session tokens before the request's own
-        prompt.
-        """
+        """Assign a request to a row. `num_before`: number of session tokens before the request's prompt."""
         num_prompt = num_before + request.num_prompt
         name = request.request_id
         self.num_prompt[row] = num_prompt
@@ -67,9 +65,8 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` drafts per row, as int64 [s, count]. Also return each row's number of drafts before
-        the first draft that its grammar forbids, as int64 [s]. `places`: each row's first draft position,
-        [s].
+        """Return `count` drafts per row (int64 [s, count]), and how many drafts per row precede the first
+        forbidden draft (int64 [s]). `places`: each row's first draft position, [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)

@@ -1,5 +1,5 @@
-"""Reads scenario files of two kinds. A .json file is an object with settings, requests, events and expected
-records. A .jsonl file has one request on each line, and no settings.
+"""Reads simulation scenarios. A .json file has settings, requests, events and expected records. A .jsonl file
+has a request on each line, and no settings.
 """
 
 import codecs
@@ -34,7 +34,7 @@ class _Grammar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Adapter(msgspec.Struct, forbid_unknown_fields=True):
-    """An adapter in a scenario. Adapters with equal fields count as having equal contents."""
+    """An adapter in a scenario. Adapters with equal fields have equal weights."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0

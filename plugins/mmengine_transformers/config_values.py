@@ -15,15 +15,15 @@ MAX_POSITIONS, MAX_LABELS = 2**30, 10_000
 MAX_SIDE, MAX_SEQUENCE = 2**14, 2**16
 _SIDES = frozenset(["height", "width"])
 _SEQUENCE = re.compile(r"(image|audio|video)_seq_len(gth)?|num_(image|video|query)_tokens")
-# A config must not choose an implementation: transformers may download the code that such a name stands for.
+# A config must not choose an implementation, because transformers may download its code.
 _IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
 def check_values(path: Path, values: dict[str, object]) -> None:
-    """Raise ModelError for an unsupported quantisation, and for numbers of layers, experts, positions or
-    labels outside the limits. `values`: the JSON object in the file `path`.
+    """Raise ModelError for an unsupported quantisation, and for too many layers, experts, positions or
+    labels. `values`: the JSON object in the file `path`.
 
-    Each layer is a Python module, and each label is a text, so an absurd number would take all memory.
+    Each layer is a Python module, and each label is a text. An absurd number would take all memory.
     """
     quantisation_of(Fields(values, path, ""))
     for fields in _objects(Fields(values, path, "")):
@@ -38,8 +38,9 @@ def check_values(path: Path, values: dict[str, object]) -> None:
 
 
 def check_processor_values(path: Path, values: dict[str, object]) -> None:
-    """Raise ModelError for sizes of images, and for numbers of tokens, above the limits. `values`: the JSON
-    object in the processor's file `path`. A processor writes and resizes a sample image when it is opened.
+    """Raise ModelError for image sizes and numbers of tokens above the limits. `values`: the JSON object in
+    the processor's file `path`. Opening a processor creates and resizes a sample image, so sizes are checked
+    first.
     """
     for fields in _objects(Fields(values, path, "")):
         for name, value in fields.values.items():
@@ -56,7 +57,7 @@ def _limit_of(name: str) -> int:
 
 
 def without_implementations(values: dict[str, object]) -> dict[str, object]:
-    """Return a config without the names of implementations of attention or of experts."""
+    """Return a config without names of attention or expert implementations."""
     return {
         name: without_implementations(value) if isinstance(value, dict) else value
         for name, value in values.items()

@@ -1,8 +1,8 @@
-"""Compares a model's own attention masks with the keys that this plugin lets each layer see.
+"""Checks that this plugin applies the same attention windows as the model's masks.
 
-This plugin reads a layer's window or chunk from the attention call and the config. If a model applies a
-window only in its masks, results would silently be wrong. The decoder therefore runs once, on more tokens
-than the longest window has. Stubs replace the layers and record their masks.
+This plugin reads a layer's window or chunk from the attention call and the config. With a window that only
+the masks contain, results would silently be wrong. The decoder therefore runs once, on more tokens than the
+longest window. Stubs replace the layers and record their masks.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MIN_TOKENS, MAX_TOKENS = 24, 4200  # A mask of 4,200 tokens takes 18 MB. Longer 
 
 
 def whole_mask(**options: Any) -> Tensor | None:
-    """Build the mask in the format of SDPA, even if the mask is plainly causal."""
+    """Return the mask in SDPA's format, even if the mask is plainly causal."""
     return sdpa_mask(**{**options, "allow_is_causal_skip": False})
 
 
@@ -35,7 +35,7 @@ AttentionMaskInterface.register(RECORDED, whole_mask)
 
 
 def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: torch.device) -> None:
-    """Raise ModelError if the mask of a layer differs from its LayerAttention, in a prompt without media."""
+    """Raise ModelError if a layer's mask differs from its LayerAttention, in a prompt without media."""
     longest = max(max(layer.window, layer.chunk) for layer in layers)
     count = min(max(MIN_TOKENS, longest + 2), MAX_TOKENS)
     modules = _layer_modules(parts.decoder, len(layers))
@@ -77,7 +77,7 @@ def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
 
 
 def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
-    """Return the decoder's layers. Raises ModelError if they are not in one list."""
+    """Return the decoder's layers. Raises ModelError if the layers are not in a single list."""
     lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
     found = [each for each in lists if len(each) == num_layers]
     if len(found) != 1:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # `network` imports torch and transformers, which are slow to
 
 
 class TransformersPlugin:
-    """A ModelPlugin for every architecture whose modules call an attention function that can be replaced."""
+    """A ModelPlugin for every architecture whose modules call a replaceable attention function."""
 
     # Empty, because this plugin serves only architectures that no other plugin claims.
     architectures: tuple[str, ...] = ()

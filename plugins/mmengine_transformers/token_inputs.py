@@ -1,4 +1,4 @@
-"""Computes the decoder's inputs that depend on token ids, other than the embeddings."""
+"""Computes inputs from token ids that some decoders need beside the embeddings."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from mmengine_transformers.parts import ModelParts
 
 
 class TokenInputs:
-    """Inputs that some decoders take for their tokens, in addition to the embeddings.
+    """A decoder's additional inputs for token ids.
 
     Gemma 3n and 4 take per-layer embeddings. ERNIE 4.5-VL takes a mask of the tokens that use the vision
     experts.

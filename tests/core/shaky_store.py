@@ -47,8 +47,8 @@ class ShakyStore:
 
 
 class ShakyRemote:
-    """One engine's client for the store, with the interface RemoteBlocks. `deliver` does the work that a
-    thread does in a real client.
+    """An engine's client for the store, with the interface RemoteBlocks. In a real client, a thread does the
+    work in `deliver`.
     """
 
     def __init__(self, store: ShakyStore, block_size: int):

@@ -38,7 +38,7 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_the_longest_waiting_request():
-    """While a request waits for a place, much later requests for a running adapter are not admitted."""
+    """A request that waits for a place is not overtaken by much later requests for a running adapter."""
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))
@@ -69,8 +69,8 @@ def test_an_adapter_larger_than_all_room_is_refused():
 
 
 def test_prefixes_and_features_are_shared_by_content_alone():
-    """Only adapters with equal digests share KV. Encoder outputs are shared by all adapters that do not
-    change the vision encoder.
+    """Adapters share KV only if their digests are equal. All adapters that leave the vision encoder unchanged
+    share encoder outputs.
     """
     engine = bench(max_loras=4)
     seen = {}
@@ -99,9 +99,7 @@ def skewed(engine, rng, number, *, hot=0.95):
 
 
 def worst_wait(seed, **settings):
-    """Run 200 requests, one arriving in each step. Return the largest number of steps that a request waited,
-    the engine, and the requests.
-    """
+    """Run 200 requests, with an arrival in each step. Return (longest wait in steps, engine, requests)."""
     rng = random.Random(seed)
     engine = bench(max_num_seqs=6, token_budget=32, **settings)
     came, worst, asked = {}, 0, []
@@ -128,8 +126,8 @@ def test_no_adapter_starves_beside_hot_ones(seed):
 
 
 def steps_until_cold(seed, hot=2, **settings):
-    """Return the number of steps until a request for a cold adapter starts, at most 200. Meanwhile, each step
-    brings a request for a hot adapter. `hot`: the number of hot adapters.
+    """Return the number of steps until a request for a rare adapter starts, at most 200. Meanwhile, a request
+    for a frequent adapter arrives in each step. `hot`: the number of frequent adapters.
     """
     rng = random.Random(seed)
     places, room = rng.choice([1, 2]), rng.choice([20, 100])
@@ -149,8 +147,8 @@ def steps_until_cold(seed, hot=2, **settings):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_request_waits_at_most_for_earlier_requests_and_a_place(seed):
-    # `before` counts earlier requests, and requests that may overtake the cold request. In the worst case all
-    # these requests run one after the other.
+    # `before` counts earlier requests, and requests that may overtake the cold request. In the worst case,
+    # they run one after the other.
     before = 12 + 4
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)

@@ -69,7 +69,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     )
     if compat or config.num_state_slots or config.lookahead_tokens:
         return config
-    # In half of these settings, a step computes each embedding run or prompt as a whole.
+    # A quarter of these settings never splits a run of embeddings. Another quarter never splits a prompt.
     match config.num_blocks % 4:
         case 1:
             return msgspec.structs.replace(config, atomic_runs=True)
@@ -79,8 +79,8 @@ def small_config(rng: random.Random) -> EngineConfig:
 
 
 def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
-    """Return `config` with one to three window groups, and with a pool that has at least the longest
-    request's blocks. Returns None if the settings do not support block groups.
+    """Return `config` with one to three window groups, and a pool that fits the longest request. Returns None
+    if the settings do not support block groups.
     """
     if config.compat or config.num_state_slots or config.lookahead_tokens:
         return None
@@ -91,8 +91,8 @@ def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
 
 
 def with_uniform_window(config: EngineConfig, seed: int) -> EngineConfig | None:
-    """Return `config` with a window in all layers, and with a pool as in `with_windows`. Returns None if the
-    settings do not support block groups.
+    """Return `config` with a window in all layers, and a pool that fits the longest request. Returns None if
+    the settings do not support block groups.
     """
     if config.compat or config.num_state_slots or config.lookahead_tokens:
         return None
@@ -118,7 +118,7 @@ def small_request(
     rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
 ) -> Request:
     """Return a random request that fits `config`, often with media and a prefix that other requests share.
-    With `like`, the request is sometimes another answer to the prompt of `like`.
+    `like`: a request for whose prompt the result sometimes requests another answer.
     """
     length = rng.randint(1, config.max_model_len - 1)
     if config.whole_prompt:
@@ -148,7 +148,7 @@ def small_request(
 
 
 def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaItem]:
-    """Return images, and videos whose runs have text between them, in ascending order."""
+    """Return random images and videos in prompt order. A video's runs have text between them."""
     items, place = [], 0
     longest = min(8, longest_chunk(config)) if config.atomic_runs else 8
     budget = min(config.encoder_budget, config.encoder_cache_size)
@@ -182,8 +182,8 @@ def check_invariants(state: State) -> None:
 
 
 class Watched:
-    """An executor that checks the plans in flight at each dispatch and collect. Their blocks must not be free
-    or overwritten by later steps. Their features must be in the encoder cache.
+    """An executor that checks the plans in flight at each dispatch and collect. A plan's blocks must not be
+    free or overwritten by later steps. A plan's features must be in the encoder cache.
     """
 
     needs_plan = True

@@ -154,7 +154,7 @@ def test_a_new_folder_is_begun(tmp_path):
 
 @pytest.mark.long
 def test_a_log_cut_at_every_byte_goes_on(tmp_path):
-    """A cut log keeps its complete records, and new records follow without a gap."""
+    """A truncated log keeps its complete records, and new records follow without a gap."""
     source = write_log(tmp_path / "source", NAMES[:3])
     data = segments(source)[0].read_bytes()
     ends = [record.offset for record in LogReader(source)][1:] + [len(data) - FOOTER_SIZE]
@@ -206,7 +206,7 @@ def test_a_killed_writer_leaves_files_that_do_not_matter(log):
 
 
 def test_the_history_of_a_log_that_was_continued_often(tmp_path):
-    """A log that is often cut and continued keeps its complete records, in order."""
+    """A log that is often truncated and continued keeps its complete records, in order."""
     rng, expected, folder = random.Random(5), [], tmp_path / "log"
     for life in range(25):
         writer = LogWriter(folder, reopen="tail", segment_bytes=rng.choice([300, 1000, 10**6]))

@@ -76,9 +76,7 @@ def test_padding_tokens_are_never_text(opened):
 
 
 def test_special_tokens_at_the_end_are_added_ones_only(opened):
-    """Special tokens at the end of the list are not in the BPE vocabulary, so no merge can give a special
-    token.
-    """
+    """Special tokens at the list's end are not in the BPE vocabulary, so no merge can produce them."""
     tokens = [*BYTES, "he", "ll", "hell", "<|start|>", "<|end|>"]
     types = [1] * 259 + [3, 3]
     told = opened(
@@ -153,9 +151,7 @@ def test_all_end_tokens_are_listed(opened):
 
 
 def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
-    """llama.cpp recognises end tokens by name. A token with such a name ends an answer only if its type is
-    control.
-    """
+    """As in llama.cpp, some names mark end tokens. The token's type must be control."""
     tokens = ["<|im_end|>", "<|endoftext|>", *BYTES, "<|eot_id|>", "</s>", "<eos>"]
     keys = {
         "tokens": (ARRAY, (STRING, tokens)),
@@ -221,7 +217,7 @@ def test_errors_name_the_wrong_field(opened, name):
 
 
 def test_a_merge_to_a_special_token(opened):
-    """Such a merge would let a user's text be encoded to a special token."""
+    """With this merge, a user's text could become a special token."""
     tokens = ["<|start|>", "<|end|>", *BYTES, "<|", "start|>", "xx", "yy", "zz"]
     merges = ["< |", "<| start|>"]
     with pytest.raises(ModelError, match=r"merge '<\| start\|>' does not join two tokens to one"):

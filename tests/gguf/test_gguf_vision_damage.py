@@ -1,5 +1,5 @@
-"""Tests that damaged vision projectors and split models are either read, or refused with a one-line
-ModelError, in little memory.
+"""Tests damaged vision projectors and split models. The reader needs little memory, and either reads the
+model or raises a one-line ModelError.
 """
 
 import random
@@ -68,7 +68,7 @@ def refused(path, measures: bool) -> bool:
 
 
 def read(path) -> bool:
-    """Read everything in the model. Return whether the reader refuses the model."""
+    """Read the whole model. Return whether the reader refuses the model."""
     try:
         opened = GGUFModel(path)
         for name in FILES[: 3 if opened.projector else 1]:
@@ -93,7 +93,7 @@ def test_the_valid_files_are_read(files):
 
 
 def test_fields_of_the_projector_written_over(files):
-    """Tries a fifth of the fields, to save time."""
+    """A fifth of the fields suffices."""
     rng, count, tried = random.Random("fields"), 0, 0
     spans = [span for span in PROJECTOR.spans if span[2]]
     for name, start, size in rng.sample(spans, len(spans) // 5):

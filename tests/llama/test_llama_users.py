@@ -122,7 +122,7 @@ def test_the_pipeline_answers_chats_of_text(folder):
 
 
 def test_a_gguf_file_is_a_model(tmp_path):
-    """An engine loads a GGUF file and answers, and the log stores the file's fingerprint."""
+    """An engine answers from a GGUF file, and the log stores the file's fingerprint."""
     path = tmp_path / "tiny.gguf"
     keys = model() + [("tokenizer.chat_template", STRING, TEMPLATE)] + vocabulary()
     path.write_bytes(write(keys, weights()).data)
@@ -139,8 +139,8 @@ def test_a_gguf_file_is_a_model(tmp_path):
 @pytest.mark.parametrize("head", (False, True))
 @pytest.mark.parametrize("kind", ("Q4_0", "Q4_1"))
 def test_a_gguf_file_whose_ends_have_six_bits_answers_as_its_values(tmp_path, kind, head):
-    """Most 4-bit files store the embedding and the head as Q6_K. The answers equal those of the dequantized
-    weights.
+    """Most 4-bit files store the embedding and the head as Q6_K. Packed and dequantized weights give the same
+    answers.
     """
     keys = model(embedding_length=(UINT32, 256)) + vocabulary()
     keys += [("tokenizer.chat_template", STRING, TEMPLATE)]

@@ -1,4 +1,4 @@
-"""Tests damaged files: each is either decoded or refused with an error of one line."""
+"""Tests that damaged files are either decoded, or refused with a one-line error."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Tests that `resize` gives exactly the pixels of torch's `interpolate`."""
+"""Tests that `resize` and torch's `interpolate` give equal pixels."""
 
 import numpy as np
 import pytest

@@ -75,8 +75,8 @@ def test_two_passes_find_the_same_once(logs):
 
 @pytest.mark.parametrize("name", ["over_budget", "hits_twice"])
 def test_verify_names_the_rule_that_the_logged_decision_breaks(logs, name):
-    """With the bug, verify finds the broken rule by its invariants. Without the bug, verify finds a
-    divergence whose logged decision breaks the rule.
+    """A build with the bug reports a broken invariant. A build without the bug reports a divergence, and
+    names the broken rule.
     """
     with planted(name):
         broken = verify(logs[name], invariants=True).divergence
@@ -99,7 +99,7 @@ def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
 @pytest.mark.parametrize("name, kind", [("over_budget", "budgets"), ("hits_twice", "hits")])
 def test_minimize_takes_the_finding_as_the_failure(logs, tmp_path, name, kind):
     """A build with the bug schedules the requests again and fails again. A build without the bug removes
-    requests from the recorded decisions instead. Each minimized log fails only with the bug.
+    requests from the recorded decisions. Each minimized log fails only with the bug.
     """
     for folder, bug in (("decided", True), ("recorded", False)):
         words = ("log", "minimize", logs[name], "--failing", kind, "-o", tmp_path / folder, "--json")

@@ -1,6 +1,6 @@
-"""A fake for CUDA graphs that records torch operations and repeats them over the same memory.
+"""A fake for CUDA graphs that records torch operations, and replays them on the same memory.
 
-As in a CUDA graph, decisions that Python code made during the recording stay fixed.
+As in a CUDA graph, Python code runs only during the recording.
 """
 
 import torch

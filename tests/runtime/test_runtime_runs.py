@@ -1,4 +1,4 @@
-"""Tests that Runs (the rows' sampling positions and drafts, computed with numpy) equal a loop over rows."""
+"""Tests that Runs (each row's sampling positions and drafts) equals the result from a plain loop."""
 
 import numpy as np
 from hypothesis import given
@@ -28,9 +28,7 @@ def plan_of(num_scheduled, num_drafts, sample, input_ids):
 
 @st.composite
 def steps(draw):
-    """Return arguments for plan_of: each row's scheduled tokens and drafts, the sampling rows, and
-    token ids.
-    """
+    """Return arguments for plan_of."""
     shapes = draw(
         st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.booleans()), min_size=1, max_size=6)
     )
@@ -42,7 +40,9 @@ def steps(draw):
 
 
 def plain(num_scheduled, num_drafts, sample, input_ids):
-    """Return for each sampling row (indices of its sampling positions in the step, its drafts)."""
+    """Return (sampling positions, drafts) for each sampling row. Positions are indices into the step's
+    tokens.
+    """
     found, end = [], 0
     for row, count in enumerate(num_scheduled):
         end += count

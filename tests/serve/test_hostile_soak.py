@@ -1,4 +1,4 @@
-"""Hostile media and texts beside honest streams: the engine survives, and other requests go on.
+"""Tests that hostile media and texts neither end the engine nor disturb other requests.
 
 Run with -s to see the figures.
 """

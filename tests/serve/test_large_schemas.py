@@ -1,4 +1,4 @@
-"""Large schemas are normalized in another process, and no call that handles them holds the GIL for long."""
+"""Tests that large schemas are normalized in another process, and that no call holds the GIL for long."""
 
 import asyncio
 import json
@@ -142,7 +142,7 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this step, finding a copy's forced text blocks all other threads for tens of milliseconds."""
+    """Without this step, a copy's first forced text blocks all other threads for tens of milliseconds."""
     done: list[str] = []
 
     class Recorded:
@@ -166,8 +166,8 @@ def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: p
 
 
 def test_large_json_schema_is_no_more_parsed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large schema is written as Lark, which llguidance parses without the GIL. Both forms allow the same
-    texts.
+    """A large schema is written as Lark, because llguidance parses Lark without the GIL. JSON schema and Lark
+    allow the same texts.
     """
     source = random.Random(3)
     schema = {

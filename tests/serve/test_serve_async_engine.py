@@ -43,7 +43,6 @@ def test_many_streams_at_once_each_get_their_own_answer():
 
 
 def test_rows_decode_while_an_image_is_decoded():
-    """A row keeps decoding while the only media worker decodes an image."""
     decoding, go_on = threading.Event(), threading.Event()
 
     class Slow(EchoProcessor):

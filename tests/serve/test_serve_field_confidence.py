@@ -1,4 +1,4 @@
-"""Tests that field confidences equal a softmax over the tokens that the mask allows, on every path."""
+"""Tests that field confidences equal a softmax over the tokens that the mask allows."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ def assert_same(found, expected):
 
 
 class Spy:
-    """Records the logits before the mask, and the mask, of an engine that runs one request."""
+    """Records the unmasked logits and the mask in each step. The engine must run a single request."""
 
     def __init__(self, monkeypatch):
         self.steps, choose = [], Sampler.choose
@@ -95,7 +95,7 @@ class Spy:
 
 
 def expected_fields(engine, choice, steps):
-    """Return {pointer: (p, min)} as the docs define, computed from full distributions."""
+    """Return {pointer: (p, min)}, computed from full distributions by the docs' definition."""
     tokenizer = engine.processor.tokenizer
     pieces = [
         b"" if token in tokenizer.special_ids else tokenizer.token_bytes()[token]
@@ -151,7 +151,7 @@ def test_confidences_equal_a_softmax_over_the_whole_masked_vocabulary(random_wei
                 field = choice.field_confidence[pointer]
                 assert (field.p, field.min) == pytest.approx((p, least), rel=1e-3), pointer
                 sure += field.p < 0.9
-    assert sure > 20  # many fields are uncertain, so the comparison proves something
+    assert sure > 20  # enough fields are uncertain for a meaningful comparison
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_first_tokens_of_another_engine_have_no_confidence(random_weights, plain
 
 
 def test_deltas_know_the_text_of_tokens_without_confidences(random_weights, plain):
-    """A snapshot of many answers omits the confidences of an answer's first tokens."""
+    """A snapshot may omit the confidences of an answer's first tokens."""
     whole, half = plain[0], len(plain[0].token_ids) // 2
     with Engine(random_weights, dtype="float32") as engine:
         deltas = ChoiceDeltas(engine.processor.tokenizer, make_sampling({}), NO_REASONING, grammar_of(FORM))
@@ -273,7 +273,7 @@ def test_formats_without_fields_are_refused():
 
 @pytest.mark.parametrize("settings", [{"spec": "none"}, {"draft_policy": "all"}])
 def test_fields_are_those_after_the_reasoning(random_weights, settings):
-    """Fields of JSON in the reasoning do not count."""
+    """JSON in the reasoning gets no field confidences."""
     form = {**FORM, "reasoning": True}
     config = EngineConfig(reasoning_end="</think>", **settings)
     with Engine(random_weights, dtype="float32", config=config) as engine:

@@ -1,8 +1,8 @@
-"""Stop strings together with response formats.
+"""Tests stop strings in answers with a response format.
 
 An answer ends with `stop` only if its value is complete before the stop string. Otherwise the answer ends
-with `length`, or is completed if on_truncation is "close". Batches, drafts and interruptions do not change
-this.
+with `length`, or is completed if on_truncation is "close". Batches, drafts and interruptions change no
+answer.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def is_valid(text, schema):
 
 
 def jobs(make, stops=None, count=20, max_tokens=60):
-    """Yield `count` pairs (schema, options). Pair number i has the stop strings stops[i]."""
+    """Yield `count` pairs (schema, options). stops[i]: the stop strings for pair i."""
     for number in range(count):
         schema = SCHEMAS[number % len(SCHEMAS)]
         asked = {"max_tokens": max_tokens, "temperature": 1.3 * (number % 3 > 0), "seed": number}
@@ -47,7 +47,7 @@ def jobs(make, stops=None, count=20, max_tokens=60):
 
 
 def strings_in(texts, seed):
-    """Return, for each text, one or two of its substrings as stop strings."""
+    """Return one or two random substrings for each text, as stop strings."""
     rng = random.Random(seed)
     found = []
     for text in texts:
@@ -92,7 +92,7 @@ def test_cut_and_closed_answers_with_stop_strings(tmp_path):
 
 @pytest.mark.parametrize("max_tokens", [24, 33])
 def test_closed_answers_fit_their_budget(max_tokens):
-    """With few tokens left the completion is short, or repeats the text that the stop string cut off."""
+    """With few tokens left, the completion is short, or restores the text that the stop string removed."""
     schemas = [RECORD, {"type": "string", "maxLength": 40}]
     with Engine() as engine:
         for schema, stop, seed in itertools.product(schemas, ('"', "e", "ir", 'e"', "}"), range(4)):
@@ -104,7 +104,6 @@ def test_closed_answers_fit_their_budget(max_tokens):
 
 
 def test_other_forms_and_reasoning():
-    """The grammars force the texts that the assertions compare."""
     with Engine(config=EngineConfig(reasoning_end="So")) as engine:
         for asked, stop, text, reason in (
             ({"regex": "ab{3}c"}, "c", "abbb", "length"),
@@ -120,8 +119,7 @@ def test_other_forms_and_reasoning():
             if text is not None:
                 assert (choice.text, choice.finish_reason, choice.detail) == (text, reason, CUT_AT_STOP)
             assert stop not in choice.text
-        # Stop strings apply only after the reasoning. Here, the reasoning's end marker contains the stop
-        # string.
+        # Stop strings apply only after the reasoning. The end marker "So" contains the stop string "o".
         form_of = form({"type": "object", "properties": {"So": {"type": "integer"}}, "required": ["So"]})
         options = {"stop": ["o"], "max_tokens": 200, "logit_bias": {}}
         marker = engine.processor.tokenizer.encode("So")

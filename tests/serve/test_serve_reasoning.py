@@ -1,7 +1,7 @@
-"""Response formats that begin after a model's reasoning.
+"""Tests response formats for models that reason.
 
-The format begins at the token after the reasoning, with any weights, temperature, batch, drafts and
-interruption.
+The format begins at the token after the reasoning. Weights, temperature, batches, drafts and interruptions
+make no difference.
 """
 
 import asyncio
@@ -140,7 +140,8 @@ def test_stopped_answers_are_valid_wherever_reasoning_ends(
     two of six cases; `make soak` runs each engine with each case.
     """
     model = random_weights if weights == "random" else None
-    # 12 jobs use each format twice. Greedy answers from random weights are similar, so they need more jobs.
+    # 12 jobs use each format twice. Greedy answers from random weights are similar, so the test needs more
+    # jobs.
     count = 20 if (weights, temperature) == ("random", 0.0) else 12
     check_pools(model, temperature, end, bias, count, {}, narrow)
 
@@ -175,8 +176,8 @@ def check_pools(model, temperature, end, bias, count, forms, narrow_engines=tupl
 
 
 def test_tokens_of_reasoning_are_counted_up_to_its_end():
-    """All paths count the reasoning and all end marker tokens except the last. The end marker has three
-    tokens here.
+    """Generate, chat and truncated answers count the reasoning, and the end marker's tokens except the last
+    token. The end marker has three tokens here.
     """
     asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
     with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:
@@ -268,7 +269,7 @@ def test_without_a_marker_to_wait_for(thinker):
 
 
 def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
-    """The log stores the marker after which the grammar begins, so later processes may have other markers."""
+    """The log stores the reasoning's end marker, so a later process may have another marker."""
     wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
     options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
     with Engine(random_weights, dtype="float32", **options) as one:

@@ -1,4 +1,4 @@
-"""Tests session frames that are held until the second frame for the same encoder patch arrives."""
+"""Tests session frames that wait for the second frame in the same encoder patch."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from tests.serve.test_serve_sessions import SIDE, picture
 
 
 def test_an_invalid_frame_is_refused_at_once():
-    """If an invalid frame were held, later valid frames would be refused with the invalid frame."""
+    """Together with a held invalid frame, the next valid frame would be refused too."""
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):
             session.frame(b"no picture", 0.0)
@@ -23,7 +23,7 @@ def test_an_invalid_frame_is_refused_at_once():
 
 
 class Slow(EchoExecutor):
-    """An executor so slow that a long question is still running when its caller leaves."""
+    """A slow executor: a long question is still running when the caller leaves."""
 
     def collect(self):
         time.sleep(0.01)
@@ -31,7 +31,7 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """A request that fails or is cancelled does not lose its held frame."""
+    """A failed or cancelled request does not lose the held frame."""
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)

@@ -1,4 +1,4 @@
-"""Tests of the outcomes of single batch lines: unexpected errors, and responses that are not stored."""
+"""Tests single batch lines: unexpected errors, and responses that are not stored."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Tests that an EAGLE-3 head in the engine changes no token, and that its KV equals the KV of a single
-pass.
-"""
+"""Tests that an EAGLE-3 head changes no token, and that the head's KV equals the KV from a single prefill."""
 
 import random
 import shutil
@@ -39,7 +37,7 @@ TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}
 
 
 def prompts(count):
-    """Return prompts in a cycle: two about the same image, a video prompt, a text prompt, and so on."""
+    """Yield prompts in a cycle: two prompts with the same image, a video prompt, a text prompt."""
     for number in range(count):
         rng = random.Random(number // 2)
         if number % 4 == 2:
@@ -85,7 +83,7 @@ def test_the_prefix_cache_hits_equal_a_run_without_a_head():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """Return the head's inputs after a single prefill of the whole text: auxiliary states [n, taps *
+    """Return the head's inputs from a single prefill with all tokens: auxiliary states [n, taps *
     hidden], tokens int64 [n], and positions int64 [3, n].
     """
     model, head, size = (
@@ -115,7 +113,7 @@ def states_of_one_pass(built, request, token_ids, media):
 
 
 def head_kv_of_one_pass(built, request, token_ids, media):
-    """Return the head's K and V, [tokens - 1, 2, kv heads, head_dim], for states from a single prefill."""
+    """Return the head's K and V after a single prefill, [tokens - 1, 2, kv heads, head_dim]."""
     head, size = built.executor._runner._drafting.head._head, len(token_ids)
     aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     pool, port = dense(kv_spec(head.config), size - 1)
@@ -124,7 +122,7 @@ def head_kv_of_one_pass(built, request, token_ids, media):
 
 
 def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
-    """Return `count` drafts that follow a text and the drafts `given`. Each draft takes a pass over all
+    """Return `count` drafts after a text and the drafts `given`. Computes each draft in a pass over all
     tokens.
     """
     head = built.executor._runner._drafting.head._head
@@ -152,16 +150,16 @@ def dense(spec, size):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_blocks": 40},  # split prompts and images, and prefix hits followed by another token
-        {"num_blocks": 6, "max_model_len": 72},  # preempted rows return, and reach the longest length
+        {"num_blocks": 40},  # split prompts and images, and prefix hits
+        {"num_blocks": 6, "max_model_len": 72},  # preempted rows that reach max_model_len
         {"num_blocks": 6, "max_model_len": 72, "swap_blocks": 12, "preempt_mode": "swap"},
-        {"num_blocks": 40, "spec": "auto"},  # after tokens that a grammar forces
+        {"num_blocks": 40, "spec": "auto"},  # drafts after tokens that a grammar forces
     ],
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_the_kv_equals_a_single_pass(settings, pauses):
-    """Compare the head's KV at positions whose next token is known. With `pauses`, skip rows with deferred
-    auxiliary states.
+    """Compares positions whose next token is known. Skips rows whose auxiliary states were deferred by
+    `pauses`.
     """
     sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
     _skip_without_a_head(sizes["spec"])
@@ -230,7 +228,7 @@ def _skip_without_a_head(spec):
 
 @pytest.fixture
 def attentive_head(tmp_path):
-    """The embedded checkpoint's head, with attention that depends more strongly on positions."""
+    """Return the embedded checkpoint's head, with attention that depends more strongly on positions."""
     folder = shutil.copytree(draft_head_path(), tmp_path / "head")
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if "q_proj" in name or "k_proj" in name]:
@@ -242,7 +240,9 @@ def attentive_head(tmp_path):
 
 @pytest.mark.parametrize("spec", ["eagle3", "auto"])
 def test_drafts_equal_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
-    """Compare drafts after an image, a video or text alone, and with `auto` also after forced tokens."""
+    """Compares drafts in prompts with an image, a video and text alone. `auto` also has drafts after forced
+    tokens.
+    """
     _skip_without_a_head(spec)
     point = SimpleNamespace(load=lambda: lambda: attentive_head)
     monkeypatch.setattr(drafters, "entry_points", lambda group: [point])

@@ -1,8 +1,8 @@
 """Finds how many prefix hits a request can use in a model with sliding-window layers.
 
-After a hit of n blocks the request computes the tokens from n * block_size on. The queries of these tokens
-read all n blocks of the first block group. In each group with a window they read only the last blocks before
-n * block_size. All these blocks must be cached.
+After n hit blocks, the request computes the tokens from n * block_size on. Their queries read all n blocks in
+the first block group. In a group with a window, the queries read only the last blocks before token n *
+block_size. All blocks that the queries read must be cached.
 """
 
 import numpy as np
@@ -39,8 +39,8 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
 def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
     """Return how many of the first `count` blocks a request can share, considering only the windows.
 
-    The search goes backwards, in spans whose length doubles. The function must be fast: while the first
-    waiting request lacks free blocks, every decode step searches again.
+    The search goes backwards, in spans whose length doubles. While the first waiting request lacks free
+    blocks, every decode step repeats the search, so the search must be fast.
     """
     length = 0
     while count:
@@ -50,7 +50,7 @@ def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
         last_missing = np.maximum.accumulate(np.where(is_missing, numbers, -1), axis=1)
         first = view.windows.first_needed((numbers + 1) * view.block_size)
         fitting = numbers[(last_missing < first).all(axis=0)]
-        # If `best` is less than `count`, its windows may begin before `low`, where blocks may be missing.
+        # The windows for a smaller `best` may begin before `low`, where blocks may be missing: search again.
         best = int(fitting[-1]) + 1 if len(fitting) else low
         if best == count or not low:
             return best

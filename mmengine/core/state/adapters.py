@@ -18,10 +18,9 @@ class AdapterPool:
     """One engine's adapters.
 
     `cache`: the loaded adapters, by digest. `of_row`: row -> its adapter's digest. A row stays in `of_row`
-    after its request has left, while a step still computes the row. `known`: name -> the adapter for new
-    requests with this name. `nameless`: digest -> an adapter without a name that live requests still use. No
-    decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods that
-    change the pool.
+    while a step computes the row, even if its request has left. `known`: name -> the adapter for new requests
+    with this name. `nameless`: digest -> an adapter without a name that live requests still use. The state's
+    digest omits `nameless`, because no decision reads `nameless`. Only `evolve` changes the pool.
     """
 
     def __init__(self, capacity: int):
@@ -44,8 +43,8 @@ class AdapterPool:
         return digest in self.cache.entries and digest not in self.cache.idle
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
-        """Return the digests of adapters to unload so that `adapter` fits. `promised`: bytes that other
-        adapters need too. Returns None if unloading all unused adapters would not free enough memory.
+        """Return the digests of adapters to unload so that `adapter` fits, or None if unloading all unused
+        adapters frees too little memory. `promised`: bytes that other adapters need too.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)

@@ -101,7 +101,7 @@ class _Reader:
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
         fields = {}
         for name, value in message.items():
-            if value is None:  # Templates treat a field that is present as set.
+            if value is None:  # Templates treat a field with None as set.
                 continue
             if name == "content":
                 fields["content"] = self._content(value, where)

@@ -11,8 +11,8 @@ MAX_NS = 2**60  # 36 years. With this limit, sums of times fit into 64 bits.
 class SteadyClock:
     """Converts the times of records to ns since the first record.
 
-    The time never goes back. No time passes between a process's end and the start of the process that
-    recovered the log. Raises ValueError for a time above MAX_NS.
+    The time never goes back. The time between a process's end and the next process's start counts as zero.
+    Raises ValueError for a time above MAX_NS.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class SteadyClock:
         self._last_ns = 0
 
     def resume(self, offset_ns: int, last_ns: int) -> None:
-        """Continue in the middle of a log. `offset_ns`: the value that is added to the process's times.
+        """Continue in the middle of a log. `offset_ns`: the value to add to the process's times.
         `last_ns`: the last record's converted time.
         """
         self._offset_ns, self._last_ns = offset_ns, last_ns

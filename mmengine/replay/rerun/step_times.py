@@ -1,7 +1,7 @@
-"""A model of step times, fitted to a log's steps. A step takes (fitted time of its work) * slowness * ratio +
-pause. The slowness describes the machine around the step. If an arriving request delays the step, the ratio
-is the usual ratio of the step's class, and a delay is added. `resampling.py` samples slowness, ratio, pause
-and delay from the log.
+"""A model of step times, fitted to a log's steps. A step takes (fitted time for its work) * slowness * ratio
++ pause. Slowness: how slow the machine was around the step. Ratio: the step's own deviation. A step that an
+arriving request delays has its class's usual ratio, and a delay is added. `resampling.py` samples slowness,
+ratio, pause and delay from the log.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ import numpy as np
 from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 
 # A step's phase. PLAIN: no request is being prepared during the step. DURING: a request arrives during the
-# step. BEFORE: a request arrives shortly after the step, so it is prepared during the step.
+# step. BEFORE: a request arrives shortly after the step, and is prepared during the step.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
 DECODE = KINDS.index("decode")
-SLOWNESS_STEPS = 32  # Number of consecutive steps whose median is the machine's slowness at their time.
+SLOWNESS_STEPS = 32  # The machine's slowness is a median over this many consecutive steps.
 BEGUN_NS = 250_000_000  # Longer busy times of the engine count as 250 ms.
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     """A step in the log. `device_ns`: the step's time on the device. `host_ns`: the time that the engine
-    spent around the step while the device was idle, or -1 if unknown. `pause_ns`: further time, in which the
-    process did not run. `end_ns`: the time at which the result returned. `is_first`: whether the engine was
-    idle before the step. `has_arrival`: whether a request arrived during the step.
+    spent around the step while the device was idle, or -1 if unknown. `pause_ns`: time in which the process
+    did not run. `end_ns`: the time at which the result returned. `is_first`: whether the engine was idle
+    before the step. `has_arrival`: whether a request arrived during the step.
     """
 
     work: StepWork
@@ -48,12 +48,12 @@ class StepTimes:
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
 
     `delays_ns`: (phase, kind of step) -> these steps' delays, divided by the slowness. The phase is DURING or
-    BEFORE. `delayed_ns`: the lengths of these steps, with the same keys. `arrivals_per_ns`: how often
-    requests arrive while the engine is busy; requests that were seen together count once. `lead_ns`: a step
-    that ends less than this time before an arrival is BEFORE.
+    BEFORE. `delayed_ns`: the same steps' lengths. `arrivals_per_ns`: how often requests arrive while the
+    engine is busy; requests that were seen together count once. `lead_ns`: a step that ends less than this
+    time before an arrival is BEFORE.
 
-    `overlaps`: whether the log's engine worked while the device computed. With overlap, ratios are of device
-    times; otherwise, of device and host times together.
+    `overlaps`: whether the log's engine worked while the device computed. With overlap, ratios compare device
+    times only. Otherwise, ratios compare device plus host times.
     """
 
     cost: FittedCost
@@ -173,8 +173,8 @@ def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> 
 
 
 def _arrival_rate(lengths_ns: np.ndarray, has_arrival: np.ndarray) -> float:
-    """Return the rate of arrivals per ns for which the expected number of steps with an arrival equals the
-    logged number. Only steps from the first to the last step with an arrival count.
+    """Return the arrival rate per ns. At this rate, the expected number of steps with an arrival equals the
+    logged number. Steps before the first arrival and after the last arrival do not count.
     """
     places = np.flatnonzero(has_arrival)
     lengths_ns = lengths_ns[places[0] : places[-1] + 1]

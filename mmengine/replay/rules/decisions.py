@@ -1,9 +1,9 @@
 """The rules that a logged decision must satisfy, checked on the state just before the decision.
 
-A decision that breaks a rule is a finding about the build that wrote the log (findings.py). The rules are
-cheap, so every tool checks them while it reads a log. In contrast, `mmengine log verify --invariants` checks
-the whole state after each record. The rules also protect the state's arrays from a hostile log, because a
-row, block or slot number that is out of range is never applied.
+A broken rule is a finding about the build that wrote the log (findings.py). The rules are cheap, so every
+tool that reads a log checks them. In contrast, `mmengine log verify --invariants` checks the whole state
+after each record. The rules also protect the state's arrays from a hostile log: row, block and slot numbers
+must be in range.
 """
 
 import numpy as np
@@ -26,9 +26,9 @@ from mmengine.replay.rules.scheduled import check_scheduled
 def broken_rules(state: State, event: ev.Event) -> Rules:
     """Yield the rules that the decision `event` breaks. Yields nothing for an observation.
 
-    `state`: the state before the event. If the state cannot take the decision, later rules may be left
-    unchecked. Raises MalformedColumn. Raises other exceptions if the event names something that is not in the
-    state.
+    `state`: the state before the event. If the decision cannot be applied to the state, later rules may be
+    left unchecked. Raises MalformedColumn. Raises other exceptions if the event refers to an unknown request,
+    row or slot.
     """
     match event:
         case ev.Scheduled():
@@ -55,8 +55,8 @@ def broken_rules(state: State, event: ev.Event) -> Rules:
 
 
 def first_broken_rule(state: State, event: ev.Event) -> BrokenRule | None:
-    """Return the first rule that an event breaks, or None. If the event names something that is not in the
-    state, it breaks the rule FOLD.
+    """Return the first rule that an event breaks, or None. If a check raises an exception, the broken rule is
+    FOLD.
     """
     try:
         return next(broken_rules(state, event), None)

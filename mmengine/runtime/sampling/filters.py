@@ -1,18 +1,17 @@
 """Temperature and filters in torch. The filters top-k, top-p, min-p and typical-p are applied one after
 another.
 
-The functions take float32 logits [r, vocab_size] and one parameter for each row [r, 1]. They return logits in
-which filtered tokens have -inf. Of tokens with equal logits, a filter keeps all or none, so the result does
-not depend on how a sort orders equal logits. A filter may therefore keep more than k tokens, or more
-probability mass than p.
+The functions take float32 logits [r, vocab_size] and one parameter for each row [r, 1]. They return logits
+with -inf for filtered tokens. A filter keeps all tokens with equal logits, or none. The result is then
+independent from the order in which a sort puts equal logits. A filter may therefore keep more than k tokens,
+or more probability mass than p.
 """
 
 import torch
 
 from mmengine.runtime.rows import NEVER
 
-# Lower temperatures are raised to this value. Sampling is then greedy in any case, and the quotient 0 / T
-# stays finite.
+# Lower temperatures are raised to this value. Sampling is greedy at this value, and 0 / T stays finite.
 MIN_TEMPERATURE = 1e-10
 
 
@@ -23,7 +22,7 @@ def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.
 
 
 def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens, and of these the smallest set whose mass is at least `top_p`."""
+    """Keep the `top_k` most likely tokens, then the smallest subset whose mass is at least `top_p`."""
     return logits.masked_fill(logits < top_bound(logits, top_k, top_p, largest_k), NEVER)
 
 

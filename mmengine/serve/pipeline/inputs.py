@@ -58,7 +58,7 @@ class _Items:
 class Results:
     """An iterator over results in input order. Results are computed ahead of the reader.
 
-    `len` returns how many inputs there are, and raises TypeError if the inputs come from a generator.
+    `len` returns the number of inputs, and raises TypeError for a generator's inputs.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -79,7 +79,7 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups, and whether the call returns a separate list for each group.
+    """Return a call's prompts in groups, and whether the results are a separate list per group.
 
     `count_images` counts the image placeholders in a text. Raises InvalidRequest.
     """
@@ -172,9 +172,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether a value that was passed as `images` is a text prompt, not a URL or an image file's
-    name.
-    """
+    """Return whether the argument `images` is text prompts, not URLs or names of image files."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 
@@ -198,8 +196,8 @@ def _flat(images: object) -> list[object]:
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
     """Return each text with its images.
 
-    If there are as many images as placeholders, images are assigned to placeholders in order, and the nesting
-    of `images` is ignored. Otherwise `images` must have an item or a list for each text.
+    If there are as many images as placeholders, the images fill the placeholders in order. The nesting of
+    `images` is then ignored. Otherwise `images` must have an item or a list for each text.
     """
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):

@@ -1,4 +1,4 @@
-"""Defines the keywords with which callers request an answer, and converts them to validated Options.
+"""Defines the keyword options for a request, and converts them to validated Options.
 
 `Engine`, `AsyncEngine` and lines in request files accept exactly the keywords in the typed dicts below. The
 defaults are in `Options` and `SamplingParams`.
@@ -63,10 +63,9 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """Options that isolate a request or a session from other requests in caches and in the queue.
-
-    Waiting requests from different tenants are scheduled in turns. The command `redact` does not remove the
-    tenant from logs, so pass a hash, not a name.
+    """Options that isolate a request or a session from other requests in caches and in the queue. Waiting
+    requests from different tenants are scheduled in turns. The command `redact` does not remove the tenant
+    from logs, so pass a hash, not a name.
     """
 
     cache_salt: str
@@ -85,7 +84,7 @@ class SessionOptions(CacheOptions, total=False):
 
 
 class GenerateOptions(SamplingOptions, CacheOptions, total=False):
-    """Options that may apply to many prompts in a call.
+    """Options that a call may apply to many prompts.
 
     `thinking_token_budget` limits an answer's reasoning tokens. `response_format` or `grammar` sets the
     answer's format (docs/how-to/structured_output.md). vLLM's names for these options are also accepted
@@ -110,8 +109,8 @@ class GenerateOptions(SamplingOptions, CacheOptions, total=False):
 class SubmitOptions(GenerateOptions, total=False):
     """Options for a single prompt.
 
-    The fields have the same meaning as in Options. `calls` has the tools in the prompt and their call format;
-    chat/completion.py sets it.
+    The fields have the same meaning as in Options. `calls`: the prompt's tools and their call format, set by
+    chat/completion.py.
     """
 
     deadline_s: float
@@ -131,7 +130,7 @@ FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The validated options with which a prompt is answered.
+    """A prompt's validated options.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
     * `grammar`: the answer's grammar; None for free text. `notes` reports facts about the response format.

@@ -49,7 +49,7 @@ class RecoveredRequest:
     """A request from the previous process, with all its choices.
 
     `queued` is the first choice's QUEUED event. `num_tokens` counts the output tokens of all choices in the
-    log. `has_ended` says whether all choices are complete in the log, so that only their delivery is missing.
+    log. `has_ended`: whether all choices are complete in the log, and only their delivery is missing.
     """
 
     request_id: str
@@ -74,8 +74,8 @@ def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Reco
 
     `resumed` maps core ids to answers.
 
-    An answer cannot be claimed if its request was cancelled, if its vector is not in the log, or if another
-    choice for the same request was already delivered or cancelled.
+    Three kinds cannot be claimed: cancelled requests, vectors that are not in the log, and requests with a
+    choice that was already delivered or cancelled.
     """
     choices: dict[str, dict[str, ResumedAnswer]] = {}  # core id of the first choice -> core id -> choice
     for name, answer in resumed.items():
@@ -110,8 +110,7 @@ def open_log(
 ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
     """Return the media store beside `log`, and the previous process's answers by core id.
 
-    If `built` resumes a log, the core continues this log. `coming` has the adapters that the caller loads
-    next.
+    If `built` resumes a log, the core continues this log. `coming`: the adapters that the caller loads next.
     """
     found = built.resumed
     store = None if log is None else _open_store(log, built.config, found)

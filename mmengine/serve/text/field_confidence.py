@@ -24,8 +24,9 @@ def answer_confidence(
     """Return the confidence of each field by JSON pointer, or None if the request does not ask for
     confidences.
 
-    `token_ids` has all tokens of the answer, including reasoning, which ends with the tokens `after`.
-    `confidences` has an entry for each token that this engine sampled. These are the answer's last tokens.
+    `token_ids`: all tokens in the answer, including reasoning. `after`: the tokens that end the reasoning.
+    `confidences`: an entry for each token that this engine sampled. An answer's first tokens may come from
+    another engine.
     """
     if grammar is None or not grammar.field_confidence or confidences is None:
         return None

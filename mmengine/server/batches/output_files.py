@@ -18,8 +18,8 @@ _TOGETHER = 1000  # Maximum number of lines per write and sync.
 
 
 class Answer(NamedTuple):
-    """An output line to write. `place`: the index of the input line. `is_good`: whether the line belongs to
-    the output file rather than to the error file.
+    """An output line to write. `place`: the index of the input line. `is_good`: True for the output file,
+    False for the error file.
     """
 
     place: int
@@ -66,8 +66,8 @@ class BatchFiles:
             file.delivered(now=True)
 
     def expire(self, name_of: Callable[[int], str]) -> None:
-        """Write an expiry error for every request without an answer. `name_of` returns a request's id, given
-        its line number.
+        """Write an expiry error for every request without an answer. `name_of`: line number -> the request's
+        id.
         """
         missing = self._missing(name_of)
         while some := list(islice(missing, _TOGETHER)):

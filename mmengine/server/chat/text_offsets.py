@@ -34,8 +34,8 @@ class TextOffsets:
     def of_prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return each prompt token's offset in the prompt's text.
 
-        Handles a tokenizer that normalises the text, and special tokens that are written in the text. Also
-        handles leading special tokens that are not in the text.
+        The tokenizer may normalise the text. Special tokens may be written in the text, and leading special
+        tokens may be missing from the text.
         """
         special = [token in self._texts.special_ids for token in tokens]
         before = next((at for at, is_special in enumerate(special) if not is_special), len(special))
@@ -79,7 +79,7 @@ def _starts(pieces: Sequence[str], end: int) -> list[int]:
 
 
 def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
-    """Return the positions in `text` at which the pieces begin. Returns None if the pieces do not spell a
+    """Return the positions in `text` at which the pieces begin. Returns None if the joined pieces are not a
     normalised form of `text`.
 
     A piece that begins inside a normalised character gets the position of that character.

@@ -1,7 +1,7 @@
 """Renders answers in OpenAI's Responses format, as stream events or as a whole body.
 
-Events are numbered from 0. They depend only on the tokens, the request id and the envelope (the call data in
-the log). Therefore a client can continue a stream after any event, even after a server restart.
+Events are numbered from 0. An event depends only on the tokens, the request id and the envelope (the call
+data in the log). A client can therefore continue a stream after any event, even after a server restart.
 """
 
 import re
@@ -52,9 +52,7 @@ class ResponsesFrames:
         self._errors: tuple[ArgumentError, ...] = ()
 
     def _numbered(self, begun: bytes) -> bytes:
-        """Complete an event with its number, and return the event. Returns b"" if the client has already
-        received the event.
-        """
+        """Return an event with its number, or b"" if the client has already received the event."""
         number = self._number
         self._number = number + 1
         if number <= self._after:
@@ -171,9 +169,9 @@ class ResponsesFrames:
 
         A failed or cancelled request ends with the event response.failed. OpenAI's clients know no event for
         cancellation, so only the response object's status says "cancelled". For status 503 and for an
-        internal error, the stream ends with an error event instead. The error event has the previous event's
-        number, so that a client can continue the stream there. Its field `error` has the format of a chat
-        error, and makes OpenAI's clients raise an exception.
+        internal error, the stream ends with an error event instead. The error event repeats the previous
+        event's number, so that a client can continue the stream from that number. The field `error` makes
+        OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

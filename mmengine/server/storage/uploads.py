@@ -12,7 +12,7 @@ from mmengine.server.storage.files import IncomingFile
 
 MAX_FIELD_BYTES = 1024  # Maximum size of each field except the file.
 MAX_FIELDS = 16
-# Maximum size of the headers of a part. Older versions of the parser have no limit of their own.
+# Maximum size of a part's headers. Older versions of the parser set no limit.
 MAX_HEADER_BYTES = 8192
 MAX_FILENAME_CHARS = 255  # Longer names are truncated.
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -23,8 +23,8 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 class Upload:
     """A parser for an upload's body.
 
-    `content_type`: the call's Content-Type header. The caller passes the body's chunks to `feed`, which
-    blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains all
+    `content_type`: the call's Content-Type header. The caller passes the body's chunks to `feed`, then calls
+    `check`. `feed` blocks. Afterwards, `fields` and `filename` are set, and `incoming` contains the file's
     bytes. Raises InvalidRequest.
     """
 

@@ -1,4 +1,4 @@
-"""Searches for a short completion: tokens that lead from a position in a grammar's text to the text's end.
+"""Searches for a short completion: tokens that end a partial text in agreement with its grammar.
 
 The search proceeds byte by byte and asks the matcher about each byte. A question takes 1 to 2 µs, while a
 mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end. A
@@ -10,11 +10,10 @@ greedy search therefore needs no backtracking, only good preferences:
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
 5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
-If the search finds no end within its limits, a second search prefers the values and string endings that it
-has used least (`by_turns`). If the second search fails too, a third search treats the text as plain text. The
-completion's bytes are then converted to the tokens that the tokenizer would choose. The search is limited by
-the number of questions to the matcher, not by time. A given grammar, position and vocabulary therefore give
-the same tokens on every machine.
+If the search finds no end within its limits, a second search prefers the least used values and string endings
+(`by_turns`). If the second search fails too, a third search treats the text as plain text. The completion's
+bytes are then converted to the tokens that the tokenizer would choose. The limit is a number of questions to
+the matcher, not a time, so every machine finds the same tokens.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -54,17 +53,17 @@ class Closings:
         return self._hints.advance(place, text)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether the text is free text without calls, which is complete at any position."""
+        """Return whether the text is free text without tool calls. Free text is complete at any position."""
         return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
-        """Return a text as single-byte tokens, or None if the vocabulary lacks one."""
+        """Return a text as single-byte tokens, or None if the vocabulary lacks a byte."""
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
         """Return the tokens for the grammar's shortest text, or None if none was found.
 
-        `matcher` must be at the text's beginning. The shortest calls to each tool are stored for later
+        `matcher` must be at the text's beginning. The shortest call to each tool is stored for later
         completions.
         """
         found = [self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)]
@@ -112,8 +111,8 @@ class Closings:
         return None if way is None else self._spelled(matcher.deep_copy(), way)
 
     def _known(self, matcher: Matcher, place: Position, budget: int) -> list[int] | None:
-        """Return the ending of a stored shortest tool call, if this ending continues the current call and
-        fits the budget.
+        """Return the rest of a stored tool call that begins like the current call, or None if no rest fits
+        the budget.
         """
         if place.call is None:
             return None
@@ -131,8 +130,8 @@ class Closings:
         return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
-        """Convert single-byte tokens to the tokenizer's tokens for the same text. Where the matcher forces a
-        token, use the forced token.
+        """Convert single-byte tokens to the tokenizer's tokens for the same text. A token that the matcher
+        forces takes precedence.
 
         Returns None if the matcher refuses a token or forces a different text. `matcher` advances.
         """

@@ -1,9 +1,9 @@
 """Compiles grammars on a few threads beside the engine, each grammar once and within a time limit.
 
 Python cannot stop a thread. If a compilation exceeds the time limit, its thread is abandoned: the grammar
-counts as failed, and a new thread replaces the old one. If the abandoned thread finishes later, its grammar
-can be used from then on, and the thread ends. While MAX_ABANDONED threads are abandoned, no new grammar is
-accepted. Therefore a client whose grammars hang cannot occupy the whole machine.
+counts as failed, and a new thread takes over. If the abandoned thread finishes later, its grammar becomes
+usable. While MAX_ABANDONED threads are abandoned, no new grammar is accepted. Clients with hanging grammars
+can therefore not occupy the whole machine.
 """
 
 import hashlib
@@ -177,7 +177,7 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            # A panic in Rust code is a BaseException. Only its grammar fails.
+            # A panic in Rust code arrives as a BaseException. Only the current grammar fails.
             except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:

@@ -1,8 +1,8 @@
 """Packs scenes and questions into training batches.
 
 A row is a tree: a prefix (system prompt, images) and several independent branches, each a question with its
-answer. A branch attends to the prefix and to itself, but to no other branch. Its positions continue from the
-end of the prefix. An image is therefore encoded once for several answers.
+answer. A branch attends to the prefix and to itself, but to no other branch. A branch's positions continue
+from the prefix's end. All answers in a row share the encoded images.
 
 `collate` returns these arrays for B rows of L tokens with V views of P patches each:
 
@@ -56,7 +56,7 @@ class Row:
             self.next_position += 1
 
     def vision(self, view: View, token: int) -> None:
-        """Append the placeholders of a view, (side / 32)^2 merged tokens, to the prefix."""
+        """Append a view's placeholders to the prefix, (side / 32)^2 merged tokens."""
         self.views.append(view)
         across = view[2].side // (PATCH * MERGE)
         base = self.next_position
@@ -73,7 +73,7 @@ class Row:
         self.weights.append(0.0)
 
     def branch(self, turns: Turns, weight: float) -> bool:
-        """Append a conversation of one or more turns. If it does not fit, change nothing and return False."""
+        """Append a conversation. If the conversation does not fit, change nothing and return False."""
         ids, asked = self.packer.conversation(turns)
         if len(self.ids) + len(ids) > self.length:
             return False
@@ -215,7 +215,9 @@ class Packer:
         return [(f"My name is {name}.", f"Hello {name}."), ("What is my name?", f"Your name is {name}.")]
 
     def fill(self, row: Row, questions: dict[str, Turns], stage: Stage) -> None:
-        """Append branches, chosen by the stage's weights, until three do not fit or no question is left."""
+        """Append branches, chosen by the stage's weights, until three branches did not fit or no question is
+        left.
+        """
         open_tasks = {task: list(pairs) for task, pairs in questions.items() if pairs and task != "json"}
         misses = 0
         while open_tasks and misses < 3:

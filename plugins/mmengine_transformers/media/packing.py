@@ -1,7 +1,7 @@
 """Packs the output of transformers' processor for one media item into rows of bytes, and unpacks the rows.
 
-The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. They contain a fixed head, a JSON header and the
-bytes of each tensor, and end with zeros. The item's content hash covers all rows. Imports no torch.
+The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. The rows contain a fixed head, a JSON header, each
+tensor's bytes, and zeros at the end. The item's content hash covers all rows. Imports no torch.
 """
 
 import math
@@ -22,7 +22,7 @@ _BFLOAT16 = "bfloat16"  # NumPy has no such type, so the values are stored as ui
 
 
 class PackedTensor(NamedTuple):
-    """A tensor's place in a packed item. `dtype`: torch's name for the dtype, such as float32."""
+    """A tensor's position in a packed item. `dtype`: torch's name for the dtype, such as float32."""
 
     name: str
     dtype: str
@@ -41,8 +41,7 @@ class PackedTensor(NamedTuple):
 
 class Header(msgspec.Struct, frozen=True):
     """The header of a packed item. `text`: the text that the processor writes for the placeholder.
-    `num_embeds`: number of embeddings. `indicators`: embeddings that are constants of the model: (index of
-    the embedding, number of the constant).
+    `num_embeds`: number of embeddings. `indicators`: (embedding index, constant's number) for embeddings that are constants in the model.
     """
 
     text: str

@@ -36,17 +36,18 @@ from mmengine_vllm.deriving.served_script import ServedScript
 from mmengine_vllm.deriving.settings import check_version
 
 DIVERGENCE, STALLED, CRASH, ANY = "divergence", "stalled", "crash", "any"
-# A script may run for a quarter more steps than the last failing script, plus this number.
+# A script's step limit is 1.25 times the last failing script's number of steps, plus this number.
 LATER = 16
 KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
 
 class VllmProbe:
-    """Serves scripts on the scheduler class `name` ("vllm" or MODULE:CLASS) and finds the fault of the class.
+    """Serves scripts (a log's requests, without the scheduling) on the scheduler class `name` ("vllm" or
+    MODULE:CLASS), and finds faults in the class.
 
     A fault is a broken invariant, a stall, an exception, or a decision that differs from the reference. The
     reference is vLLM's own scheduler class or, if `name` is "vllm", the rules of this build. `kind`: one of
-    KINDS. If the log in `folder` has a fault of this kind, only a run with the same fault counts as failing.
+    KINDS. If the log in `folder` has a fault of this kind, a run fails only with the same fault.
 
     Raises LogError if another version of vLLM wrote the log.
     """
@@ -62,7 +63,7 @@ class VllmProbe:
         self._reference = "" if name == OWN else OWN
         self._written: tuple[ServedScript, Failure] | None = None
         self._found: Divergence | None = None
-        self._first: Failure | None = None  # failure of the first script, which is the whole script
+        self._first: Failure | None = None  # failure of the first script, which has all requests
         self._most = 2**62
         self.logged = self.of_log(folder)
         if self.logged is not None and kind == ANY:
@@ -211,7 +212,7 @@ class _Watch:
         self._watcher = Watcher(self._state, names, has_outputs=False)
 
     def broken(self, event: ev.Event) -> tuple[str, str] | None:
-        """Apply an event. Return the name and the text of the first invariant that it breaks, or None."""
+        """Apply an event. Return the first broken invariant's name and text, or None."""
         watcher, state = self._watcher, self._state
         watcher.check_decision(event)
         watcher.follow(event)
@@ -248,8 +249,8 @@ class _Source:
 
 
 def _failure_of(found: Divergence) -> Failure:
-    """Return a failure for a difference. The text has the first logged and the first derived value. The
-    failure's signature therefore tells whether a decision is missing, additional or different.
+    """Return a failure for a difference. The text, and so the signature, has the first logged and the first
+    derived value. Missing, additional and different decisions thus have different signatures.
     """
     if found.field.startswith(INVARIANT):
         name = found.field.removeprefix(INVARIANT)

@@ -1,9 +1,9 @@
-"""A scheduler with vLLM's rules: it decides running rows one after the other, then admits waiting requests.
+"""A scheduler with vLLM's rules: schedules running rows one after the other, then admits waiting requests.
 
 If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
-PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. If outputs were evicted
-from the encoder cache for a chunk that then cannot run, EVICTED records this. The rules follow vLLM 0.33,
-except where vLLM is known to hang. versions.py has the exact rules of single versions.
+PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. A chunk may evict encoder
+outputs and then not run. EVICTED records these evictions. The rules follow vLLM 0.33, except where vLLM is
+known to hang. versions.py reproduces single versions exactly.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """The encoder work of a scheduling decision, by vLLM's rules. `is_patient`: a row waits until its
-    drafter's next image or video can be encoded, unless no other row runs.
+    """A scheduling decision's encoder work, by vLLM's rules. `is_patient`: a row waits until its drafter's
+    next image or video can be encoded. A row that runs alone does not wait.
     """
 
     def __init__(self, view: View, *, is_patient: bool = True):
@@ -41,16 +41,14 @@ class VllmEncoderDraft(EncoderDraft):
         self._waits = is_patient and len(view.running) > 1
 
     def cut_before(self, distance: int) -> int:
-        """Return the length of a chunk that ends directly before an item. vLLM's drafter then works without
-        the token after the chunk.
-        """
+        """Return the length of a chunk that ends directly before an item. Returns 0 if the row must wait."""
         if distance > self._ahead:
             return distance
         return 0 if self._waits else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED if the encoder cache must change although the chunk does not run, else None. If the
-        request was `given_up`, its cached items become the most recently used.
+        """Return EVICTED if the encoder cache must change although the chunk does not run, else None.
+        `given_up`: the request is preempted, and its cached items become the most recently used.
         """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
@@ -63,12 +61,12 @@ MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty dr
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """The LoRA adapters that may run in a step, by vLLM's rules: a request that is passed over gets no
-    reserved place.
+    """The LoRA adapters that may run in a step, by vLLM's rules. A skipped request reserves nothing for its
+    adapter.
     """
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Do nothing, because vLLM reserves no places."""
+        """Do nothing, because vLLM reserves nothing."""
 
 
 class VllmAdmission(Admission):
@@ -81,8 +79,8 @@ class VllmAdmission(Admission):
         return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
-        """Return an event as `Admission.admit_next` does. A preempted request is passed over while a step in
-        flight still computes its tokens.
+        """Return the next admission event. Skips a preempted request while a step in flight still computes
+        its tokens.
         """
         if len(view.running) >= view.config.max_num_seqs:
             return None
@@ -99,8 +97,8 @@ class VllmAdmission(Admission):
     def padding(self, view: View, num_computed: int) -> int:
         """Return the request's number of draft placeholders.
 
-        If all running rows in the step decode, vLLM adds placeholders, so that all rows have equal lengths. A
-        one-token prompt that runs alone gets no placeholders.
+        vLLM adds placeholders if all running rows in the step decode. All rows then have equal lengths. A
+        prompt with a single token that runs alone gets no placeholders.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
@@ -164,8 +162,8 @@ class VllmRunningRows(RunningRows):
     def relieve(
         self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
-        """Schedule the rows before the first row that lacks blocks. If there are no such rows, preempt a
-        request to free blocks for this first row.
+        """Schedule the rows before the first row that lacks blocks. If no rows precede this row, preempt a
+        request to free blocks for the row.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         if short[lacking]:
@@ -193,7 +191,7 @@ class VllmRunningRows(RunningRows):
         return replace(self.scheduled(view, wanted, 0), new_blocks=blocks.tobytes())
 
     def _wanted_before(self, view: View, row: int) -> Wanted:
-        """Return the tokens of the undecided rows before `row`."""
+        """Return the tokens for the rows before `row` that are not scheduled yet."""
         undecided = view.running[view.num_decided :]
         return self.wanted_by(view, undecided[: undecided.tolist().index(row)])
 

@@ -50,8 +50,8 @@ struct AttentionTask {
   int row, query0, query1, head0, head1;
 };
 
-// The location of a row's K and V. `of` returns the element offset of the K of KV head 0 in the layer. V is `v_offset`
-// elements further.
+// The location of a row's K and V. `of` returns the element offset of a position's K for KV head 0 of the layer. V is
+// `v_offset` elements further.
 struct Places {
   int shift, mask;        // divide a position by the block size
   int64_t token;          // distance between tokens of a block
@@ -70,7 +70,7 @@ struct Places {
   }
 };
 
-// For a row with few queries, all in one task. K and V are read from memory once for all heads.
+// For a row with few queries, which form a single task. K and V are read from memory once for all heads.
 int64_t decode_scratch_bytes(const AttentionCall& call, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int BUCKETS = 1024;
 constexpr float PER_UNIT = 32;   // buckets per unit of a logit
-constexpr float NEAR = -12;      // most nuclei (top-p) end above this scaled logit; e^-12 is 6e-6
+constexpr float NEAR = -12;      // top-p usually keeps only scaled logits above this; e^-12 is 6e-6
 
 int bucket_of(float value) { return value > -(BUCKETS - 1) / PER_UNIT ? (int)(-value * PER_UNIT) : BUCKETS - 1; }
 
@@ -44,7 +44,7 @@ float last_before(const std::vector<float>& values, double before, double wanted
   return least;
 }
 
-// Adds the masses in the groups that reach `bound` to the buckets, and returns the total mass.
+// Returns the total mass of the groups whose maximum reaches `bound`, and adds their masses to the buckets.
 double weigh(const Row& row, float bound, double* buckets) {
   alignas(64) float mass[GROUP];
   double total = 0;
@@ -92,7 +92,7 @@ float nucleus_end(Row& row, int vocab, float top_p) {
       before += buckets[bucket];
     }
   }
-  return NEVER;  // due to rounding the mass is never reached: keep everything
+  return NEVER;  // rounding kept the mass below `wanted`: keep everything
 }
 
 }  // namespace

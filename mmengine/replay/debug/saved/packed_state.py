@@ -1,5 +1,5 @@
-"""Compressed copies of states, in the format of snapshots (core/snapshot). Only the live requests are stored
-elsewhere: all copies share a table of requests (request_table.py).
+"""Compressed copies of states, in the format of snapshots (core/snapshot). The live requests are stored in a
+table that all copies share (request_table.py).
 """
 
 import msgspec
@@ -20,8 +20,8 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 class PackedState:
-    """A copy of a state. `live`: the description of its live requests, which are in `requests`. `data`: the
-    compressed content. `base`: the earlier copy against which `data` is compressed, or None. A base makes
+    """A copy of a state. `live`: describes the state's live requests, which are stored in `requests`. `data`:
+    the compressed content. `base`: the earlier copy against which `data` is compressed, or None. A base makes
     `data` small, because consecutive states differ little.
     """
 
@@ -42,7 +42,7 @@ class PackedState:
         base: "PackedState | None" = None,
     ) -> "PackedState":
         """Return a copy. The copy is compressed against `base` if the result is smaller than half the base's
-        data. Otherwise the copy has no base, and later copies can use the new copy as their base.
+        data. Otherwise the copy has no base, and can be a later copy's base.
         """
         live = requests.describe(state)
         body = msgspec.msgpack.encode(body_without_requests(state, started, position - 1))
@@ -69,7 +69,9 @@ class PackedState:
             body = _decoder.decode(self.unpacked())
         except msgspec.DecodeError as error:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
-        with paused_collection():  # A long queue has thousands of objects.
+        with (
+            paused_collection()
+        ):  # A long queue creates thousands of objects, and each collection would scan them.
             requests = self.requests
             return snapshot.filled_around(
                 body, requests.config, lambda state: requests.restore(self.live, state)

@@ -1,6 +1,6 @@
 """Writes number constraints as schemas for the grammar engine.
 
-The schemas limit the digits, and work around the engine's errors in reading ranges.
+The schemas limit the digits, and work around the engine's errors with ranges.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ Json = dict[str, object]
 def number_schemas(constraint: Number, bounds: Bounds, notes: Notes, pointer: str) -> list[Json]:
     """Return schemas that together allow the same numbers as `constraint` and the bounds.
 
-    A limit that the engine would round is moved inwards, and a note says so. `pointer` is the schema's JSON
-    pointer.
+    A limit that the engine would round is moved inwards, and a note is added to `notes`. `pointer`: the
+    schema's JSON pointer.
     """
     if constraint.values is not None:
         return [{"enum": [to_number(value) for value in constraint.values]}]
@@ -41,7 +41,7 @@ def number_schemas(constraint: Number, bounds: Bounds, notes: Notes, pointer: st
     places = bounds.decimals or MAX_PLACES
     if (
         bounds.digits and constraint == Number()
-    ):  # Without the schema's own limits, a single range suffices and compiles faster than four ranges.
+    ):  # Without limits in the schema, a single range suffices, and compiles faster.
         ends = {"exclusiveMinimum": -(10**bounds.digits), "exclusiveMaximum": 10**bounds.digits}
         return [{"type": "number", "multipleOf": to_number(Fraction(1, 10**places)), **ends}]
     if bounds.decimals and constraint == Number():
@@ -69,8 +69,8 @@ def _intersect_windows(constraint: Number, windows: list[Number]) -> list[Number
 def _limit_decimals(constraint: Number, places: int) -> list[Number]:
     """Return constraints (windows) for numbers with at most `places` decimal places.
 
-    Fewer places are allowed if rounding to a double could cross an exclusive limit or miss a multiple. A
-    number then has at most 15 digits in all.
+    With an exclusive limit or multipleOf, a fraction has at most 15 digits in all. Rounding to a double then
+    cannot cross the limit or miss a multiple.
     """
     if constraint.multiple is not None:
         places = count_decimals(constraint.multiple)
@@ -127,11 +127,10 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
 
 
 def _limit_digits(digits: int, places: int, integer: bool) -> list[Number]:
-    """Return constraints (windows) for integers with up to `digits` digits and, unless `integer`, for
-    fractions.
+    """Return constraints (windows) for numbers with up to `digits` digits.
 
-    Larger numbers have fewer decimal places. Every number can then be represented by a double, and rounding
-    does not cross a limit.
+    `integer`: whether only integers are allowed. Larger fractions have fewer decimal places. A double can then
+    represent each fraction, and rounding crosses no limit.
     """
 
     def within(places: int) -> Limit:
@@ -165,7 +164,7 @@ def _ranges(constraint: Number) -> list[Json]:
     if constraint.low and constraint.low == constraint.high and constraint.holds(constraint.low[0]):
         return [
             {"const": to_number(constraint.low[0])}
-        ]  # The engine reads floats, so it would find no number in this range.
+        ]  # The engine compares floats and would find no number in this range.
     for limit, inclusive, exclusive in (
         (
             _exclude_start(constraint.low, constraint.high, 1, constraint.multiple),
@@ -203,12 +202,11 @@ def _exclude_start(
 def _missing_points(constraint: Number) -> list[Json]:
     """Return schemas for numbers that the engine wrongly excludes from a range.
 
-    The missing numbers are the limit's truncations: a range up to 10.755 lacks 10.75 and 10.7. A range up to
-    0 lacks 0.0.
+    The missing numbers are the limit with fewer digits: a range up to 10.755 lacks 10.75 and 10.7. A range up
+    to 0 lacks 0.0.
 
     Each missing number becomes a range that contains no other number: 10.7 becomes a range from 10.7 to below
-    10.8 with the step 0.1. If the truncation is whole, as for the limit 10.05, the range also allows the
-    spelling 10.0.
+    10.8 with the step 0.1. The limit 10.05 gives a range that also allows the spelling 10.0.
     """
     out = []
     for limit in (constraint.low, constraint.high):

@@ -1,4 +1,4 @@
-"""Rewrites an object's key patterns such that each key matches a single pattern.
+"""Rewrites an object's key patterns, so that each key matches a single pattern.
 
 propertyNames is merged into the properties and patterns. Overlapping patterns are split.
 
@@ -54,9 +54,8 @@ class UnnamedKeys(NamedTuple):
 
 
 def unnamed_keys(schema: Json, budget: MatchBudget) -> list[UnnamedKeys]:
-    """Return the unnamed keys of an object schema whose patterns describe all keys (other_keys.py).
-
-    Raises PatternError if these keys cannot be distinguished from the named keys.
+    """Return an object schema's unnamed keys. The schema's patterns must describe all keys (other_keys.py).
+    Raises PatternError if the unnamed keys cannot be distinguished from the named keys.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     patterns, rest = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
@@ -241,7 +240,7 @@ def _length(string: String) -> str:
 
 
 def _group_overlapping(constraint: Object, budget: MatchBudget) -> list[KeyPatterns]:
-    """Group the patterns such that patterns in different groups do not overlap."""
+    """Group the patterns, so that patterns in different groups do not overlap."""
     texts = list(constraint.patterns)
     together = {text: {text} for text in texts}  # Pattern -> its group. All members share the group's set.
     for a, b in combinations(texts, 2):

@@ -1,4 +1,5 @@
-"""Computes the shape for a schema object's keywords, except keywords that combine schemas, such as anyOf.
+"""Computes the shape for a schema object's keywords. Keywords that combine schemas, such as anyOf, are
+handled elsewhere.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -105,8 +106,8 @@ def _integer(constraint: Number) -> Number:
 def _values(
     document: Document, place: int, keyword: str, values: list
 ) -> tuple[Shape, list[Conjunction] | None]:
-    """Return (shape, None), or (UNCONSTRAINED, alternatives) if an enum has several values and some value is
-    an array or an object.
+    """Return (shape, None). An enum with several values returns (UNCONSTRAINED, alternatives) if some value
+    is an array or an object.
     """
     pointer = join_pointer(document.nodes[place].pointer, keyword)
     unique = list({equality_key(value): value for value in values}.values())
