@@ -2,8 +2,8 @@
 
 Positions ("places") count from the prompt's first token, and output indices from the answer's first token. At
 output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the grammar
-forbids. All other tokens lie in the grammar's range, or in TOKEN_LOW to TOKEN_HIGH without a grammar. A second
-checksum determines how many drafts are right; all later drafts are wrong.
+forbids. All other tokens lie in the grammar's range, or in TOKEN_LOW to TOKEN_HIGH without a grammar. A
+second checksum determines how many drafts are right; all later drafts are wrong.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 from mmengine.simulation.workload import NEVER, TOKEN_HIGH, TOKEN_LOW, SimRequest
 
-BAD_TOKEN = 7  # outside every grammar
+BAD_TOKEN = 7  # allowed by no grammar
 
 
 class FakeModel:

@@ -60,7 +60,7 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 
 
 def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
-    """Raise ModelError if transformers' cache drops keys that a layer here would still see.
+    """Raise ModelError if transformers' cache drops keys that a layer still sees.
 
     The cache follows the config's window, even if the model's masks and attention calls do not (Moshi).
     """

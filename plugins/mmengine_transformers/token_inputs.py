@@ -1,4 +1,4 @@
-"""Computes inputs from token ids that some decoders need beside the embeddings."""
+"""Computes the inputs that some decoders need beside the embeddings."""
 
 import torch
 from torch import Tensor

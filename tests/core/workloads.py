@@ -21,12 +21,12 @@ ADAPTERS = (
 )
 GRAMMAR_ROWS = (
     GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot in the log
-    GrammarRequest("regex", "a", on_truncation="close"),  # must be completed within the token budget
+    GrammarRequest("regex", "a", on_truncation="close"),  # truncated answers are completed
 )
 
 
 def small_config(rng: random.Random) -> EngineConfig:
-    """Return settings so small that budgets cut chunks, the pool runs out of blocks and caches evict."""
+    """Return small settings: budgets split prompts, the pool runs out of blocks, and caches evict."""
     block_size = rng.choice([1, 2, 4, 8, 16])
     max_model_len = rng.randint(8, 96)
     blocks_each = -(-max_model_len // block_size)
@@ -118,7 +118,7 @@ def small_request(
     rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
 ) -> Request:
     """Return a random request that fits `config`, often with media and a prefix that other requests share.
-    `like`: a request for whose prompt the result sometimes requests another answer.
+    `like`: an earlier request. The result is sometimes a further choice for its prompt.
     """
     length = rng.randint(1, config.max_model_len - 1)
     if config.whole_prompt:
@@ -168,7 +168,7 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
             place, left = start + size, left - size
         if not runs:
             break
-        sizes = bytes(size for _, size in runs)  # equal hashes mean equal content, so equal sizes
+        sizes = bytes(size for _, size in runs)  # items with equal hashes must have equal sizes
         mm_hash = (bytes([rng.randrange(3)]) + sizes).ljust(32, b"\0")
         grid = (len(runs), 2, 2)
         items.append(MediaItem(mm_hash, "image" if len(runs) == 1 else "video", tuple(runs), grid))

@@ -93,7 +93,7 @@ def test_the_valid_files_are_read(files):
 
 
 def test_fields_of_the_projector_written_over(files):
-    """A fifth of the fields suffices."""
+    """To save time, the test overwrites only a fifth of the fields."""
     rng, count, tried = random.Random("fields"), 0, 0
     spans = [span for span in PROJECTOR.spans if span[2]]
     for name, start, size in rng.sample(spans, len(spans) // 5):

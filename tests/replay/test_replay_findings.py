@@ -1,5 +1,5 @@
-"""Tests that tools read the log of a build with a bug. An impossible decision is reported as a finding, and
-reading continues.
+"""Tests that tools read the logs from builds with bugs. Tools report an impossible decision as a finding, and
+continue.
 """
 
 import json

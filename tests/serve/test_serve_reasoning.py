@@ -94,7 +94,7 @@ def test_whether_a_prompt_leaves_reasoning_open(engine, prompt, is_open):
     assert settled(tokenizer, prompt, wish=False) == ()
     assert settled(tokenizer, prompt, end="") == settled(tokenizer, prompt, start="") == ()
     assert settled(tokenizer, prompt, start="", wish=True) == (1535,)
-    many = prompt.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")  # many tokens
+    many = prompt.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")  # markers with many tokens
     found = settled(tokenizer, many, start="[THINK]", end="[/THINK]")
     assert found == (tuple(tokenizer.encode("[/THINK]")) if is_open else ())
 

@@ -41,7 +41,7 @@ class GrammarSlots:
     def written(self, queued: Queued) -> Queued:
         """Return QUEUED as it must be written to the log, with a slot number if a slot saves space.
 
-        A QUEUED event from a log already has a slot number. Raises ValueError as `whole` does.
+        In a replay, `queued` may already have a slot number. Raises ValueError as `whole` does.
         """
         queued = self.whole(queued)
         grammar = queued.grammar

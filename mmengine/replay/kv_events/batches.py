@@ -1,5 +1,5 @@
-"""Reads a log, and yields its KV event batches, numbered and encoded for subscribers. The numbers depend only
-on the log, so missed batches can be sent again.
+"""Yields a log's KV event batches, numbered and encoded for subscribers. The numbers depend only on the log,
+so missed batches can be sent again.
 """
 
 from collections.abc import Callable, Iterator

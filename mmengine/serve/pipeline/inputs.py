@@ -172,7 +172,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether the argument `images` is text prompts, not URLs or names of image files."""
+    """Return whether `images` contains text prompts, not URLs or names of image files."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 

@@ -138,8 +138,8 @@ class Options:
     * `max_length`, `min_length`: limits on the tokens in prompt and answer together; 0 for none. `of_prompt`
       converts them to limits on the answer.
     * `envelope`: the caller's bytes, which the log stores with the request.
-    * `outputs`: the answer's first token ids if another engine has already computed them. This engine
-      continues after these tokens.
+    * `outputs`: the answer's first token ids, computed by another engine. This engine continues after
+      these tokens.
     * `sample_index`: the answer's index if several answers to a prompt are requested separately. The sampling
       noise and the output index are then the same as in a single request with `n`.
     * `prepared_s`: seconds that the prompt's preparation took.
@@ -180,7 +180,7 @@ class Options:
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """Return the options after preparation took `seconds`, with the remaining time as the deadline."""
+        """Return the options with `deadline_s` reduced by the `seconds` that preparation took."""
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 

@@ -122,8 +122,8 @@ def _tracing(settings: ServerSettings, engine: ServedEngine) -> "Tracing | None"
 
 
 class _Pulse:
-    """Sends heartbeats. If the engine fails, this class ends the server, because only a new process can load
-    the model again.
+    """Sends heartbeats, and ends the server if the engine fails. Only a new process can load the model
+    again.
     """
 
     def __init__(self, engine: ServedEngine, heartbeats: HeartbeatSender | None):

@@ -66,8 +66,8 @@ class WebServer(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on a single socket. With TLS, the event loop accepts the connections, because no other
-        thread can decrypt their first bytes.
+        """Listen on a single socket. With TLS, the event loop accepts the connections, because other threads
+        cannot decrypt the first bytes.
         """
         loop, self._sockets = asyncio.get_running_loop(), sockets or []
         self._loop, tls = loop, self.config.ssl is not None

@@ -1,8 +1,8 @@
 """Searches for a short completion: tokens that end a partial text in agreement with its grammar.
 
-The search proceeds byte by byte and asks the matcher about each byte. A question takes 1 to 2 µs, while a
-mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end. A
-greedy search therefore needs no backtracking, only good preferences:
+The search asks the matcher about each byte. A question takes 1 to 2 µs; a mask for a large vocabulary takes
+up to a thousand times longer. Every allowed byte leads to some end. A greedy search therefore needs no
+backtracking, only good preferences:
 
 1. forced bytes;
 2. in a string, the shortest ending that the hints from the grammar suggest (hints.py);

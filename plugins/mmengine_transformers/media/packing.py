@@ -41,7 +41,8 @@ class PackedTensor(NamedTuple):
 
 class Header(msgspec.Struct, frozen=True):
     """The header of a packed item. `text`: the text that the processor writes for the placeholder.
-    `num_embeds`: number of embeddings. `indicators`: (embedding index, constant's number) for embeddings that are constants in the model.
+    `num_embeds`: number of embeddings. `indicators`: (embedding index, constant's number) for embeddings that
+    are constants in the model.
     """
 
     text: str

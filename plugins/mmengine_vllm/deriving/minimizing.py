@@ -82,7 +82,7 @@ class VllmProbe:
         return failure
 
     def check_first(self, failure: Failure) -> None:
-        """Raise LogError if serving the log's requests fails in another way than the log itself."""
+        """Raise LogError if the served requests fail in another way than the log."""
         if self.logged is not None and failure.signature != self.logged.signature:
             raise LogError(
                 f"the log fails with {self.logged}; served again on {self.name}, its requests fail with "

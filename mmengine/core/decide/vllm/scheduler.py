@@ -41,13 +41,15 @@ class VllmEncoderDraft(EncoderDraft):
         self._waits = is_patient and len(view.running) > 1
 
     def cut_before(self, distance: int) -> int:
-        """Return the length of a chunk that ends directly before an item. Returns 0 if the row must wait."""
+        """Return the length of a chunk that ends directly before an image or video. Returns 0 if the row must
+        wait.
+        """
         if distance > self._ahead:
             return distance
         return 0 if self._waits else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED if the encoder cache must change although the chunk does not run, else None.
+        """Return EVICTED if the encoder cache changes and the chunk does not run, else None.
         `given_up`: the request is preempted, and its cached items become the most recently used.
         """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
@@ -144,8 +146,7 @@ class VllmRunningRows(RunningRows):
             wanted = wanted + view.num_pending[rows]
         if view.config.num_draft_tokens:
             wanted = with_drafts(view, rows, wanted)
-        # If a request was preempted to free blocks for the first row, this row's chunk keeps its earlier
-        # length.
+        # A preemption for the first row must not change the length of the row's chunk.
         if view.made_room_for[0] == rows[0]:
             wanted[0] = min(wanted[0], view.made_room_for[1])
         if view.flights:

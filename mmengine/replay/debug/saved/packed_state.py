@@ -29,7 +29,7 @@ class PackedState:
 
     def __init__(self, data: bytes, live: bytes, requests: LiveRequests, base: "PackedState | None" = None):
         self.data, self.live, self.requests, self.base = data, live, requests, base
-        # The uncompressed body while later copies are compressed against this copy, otherwise empty.
+        # The uncompressed body, for compressing later copies against this copy; b"" afterwards.
         self.unpacked_base = b""
 
     @classmethod

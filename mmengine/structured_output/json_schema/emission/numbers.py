@@ -129,8 +129,8 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
 def _limit_digits(digits: int, places: int, integer: bool) -> list[Number]:
     """Return constraints (windows) for numbers with up to `digits` digits.
 
-    `integer`: whether only integers are allowed. Larger fractions have fewer decimal places. A double can then
-    represent each fraction, and rounding crosses no limit.
+    `integer`: whether only integers are allowed. Larger fractions have fewer decimal places, so that a double
+    can represent each fraction, and rounding crosses no limit.
     """
 
     def within(places: int) -> Limit:
@@ -185,7 +185,8 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return the limit `near`, corrected if the engine would wrongly allow this exclusive limit.
+    """Return the limit `near`. If the engine would wrongly allow this exclusive limit, return a corrected
+    limit.
 
     The engine makes this error in some ranges, such as from 2 (exclusive) to 2.5. The corrected limit is the
     next multiple, or the next number with 15 digits.
