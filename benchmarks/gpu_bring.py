@@ -2,10 +2,9 @@
 
     python benchmarks/gpu_bring.py [--python 3.12] [NAME ...]
 
-Run this command on a machine with a network. NAME: packages that the other machine lacks (default: the
-packages missing in an image with torch, transformers and pytest). The command also downloads FlashInfer, and
-removes the sources of kernels that this project never calls. This shrinks FlashInfer's wheel from 60 MB to 20
-MB.
+Run this command on a machine with a network. NAME: packages that the GPU machine lacks (default: the packages
+missing in an image with torch, transformers and pytest). The command also downloads FlashInfer. It removes
+kernel sources that this project never calls, so the wheel shrinks from 60 MB to 20 MB.
 """
 
 import argparse
@@ -52,7 +51,9 @@ def with_versions(names: list[str], dependencies: list[str]) -> list[str]:
 
 
 def download(python: str, machine: str) -> list[str]:
-    """Return the download command. pip matches a platform exactly, so every usable platform tag is listed."""
+    """Return the `pip download` command. pip matches a platform tag exactly, so the command lists every
+    usable tag.
+    """
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(39, 16, -1)]
     listed = [word for name in (*platforms, f"manylinux2014_{machine}") for word in ("--platform", name)]
     words = ("--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python)
@@ -60,7 +61,7 @@ def download(python: str, machine: str) -> list[str]:
 
 
 def slim(wheel: Path) -> None:
-    """Rewrite the wheel without the files that are never called, and shorten its RECORD accordingly."""
+    """Remove the files that UNCALLED matches from the wheel and from its RECORD."""
     thinner = wheel.with_suffix(".thinner")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(thinner, "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():

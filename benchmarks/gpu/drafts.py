@@ -1,4 +1,4 @@
-"""Compare the captured passes of a draft head (random weights) with launched passes, and time both."""
+"""Compare a draft head's CUDA graphs with the same kernels launched one by one: drafts, KV and time."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,7 @@ from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
 from mmengine_qwen3_vl.config import ModelConfig
 
 DRAFT_VOCAB = 32_000  # as in published heads
-LONGEST = 8  # maximum blocks per row where tokens are compared
+LONGEST = 8  # maximum KV blocks per row in the comparison
 REPEATS = 30
 
 
@@ -97,17 +97,15 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """Return the bytes that a pass reads: each matrix once.
-
-    The input of q, k and v is twice as wide as in a decoder layer.
-    """
+    """Return the bytes that a pass reads: each matrix once."""
     c = shape.text
     twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
     return BYTES * (layer_weights(c) + twice + min(DRAFT_VOCAB, c.vocab_size // 2) * c.hidden_size)
 
 
 class Chains:
-    """Computes chains of drafts, launched or captured. Each row has up to `blocks` blocks with random KV.
+    """Drafts several tokens per row, with or without CUDA graphs. Each row has up to `blocks` blocks with
+    random KV.
 
     Raises ConfigError if the attention backend cannot be captured.
     """
@@ -155,8 +153,8 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     """Compare captured and launched chains for every number of rows, with attention heads of 128 and 32
     values.
 
-    With fixed random drafts, the KV that the two chains write must agree. With drafts chosen by the head,
-    more than half must be equal. Raises ConfigError if passes cannot be captured.
+    Fixed random drafts must give the same KV. If the head chooses the drafts, more than half must be equal.
+    Raises ConfigError if passes cannot be captured.
     """
     gaps: list[float] = []
     same = total = 0
@@ -172,7 +170,7 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     said = (
         f"largest gap {max(gaps):.1e} in {len(gaps)} chains (tolerance {bound:.1e}); {same} of {total} drafts"
     )
-    # If two tokens score almost equally, the passes may choose different tokens. All later drafts then
+    # If two tokens score almost equally, rounding may decide which token is drafted. All later drafts then
     # differ.
     return Verdict("drafts captured beside launched", said, max(gaps) <= bound and 2 * same > total)
 
@@ -180,7 +178,7 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
 def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
     """Return (gap, number of equal drafts, number of drafts) for `count` rows.
 
-    The gap (see `_gap`) is measured with fixed random drafts. The counted drafts are chosen by the head.
+    `_gap` defines the gap.
     """
     rng = np.random.default_rng(count)
     lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)

@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 class Idle:
     """A context manager that measures how long the GPU is idle between the first and the last kernel.
 
-    On exit `share` is set: the idle time divided by the whole time. The profiler slows the host down, so the
-    share is an upper bound.
+    On exit `share` is set: the idle time divided by the whole time. The profiler slows the host down, so
+    `share` is an upper bound.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tables of a step's phases, and a flame graph of the same steps, for `throughput.py --profile`."""
+"""Profiles engine steps for `throughput.py --profile`: tables with the time per phase, and a flame graph."""
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -19,15 +19,15 @@ from benchmarks.profiling.phases import ROUNDS, Clocks, Watched, least_disturbed
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 
-# Groups in the table. An operation belongs to a group if its name contains a listed word.
+# An operation belongs to the first group with a word that occurs in the operation's name.
 OPERATIONS = (
     ("linears", ("mm", "linear", "matmul")),
     ("attention", ("attention", "index_copy", "index_select", "softmax")),
     ("norms", ("norm",)),
 )
 ROWS = 16
-DECODE_STEPS = 10  # Measured steps for the model with half a billion weights.
-AHEAD = 6  # The first rows decode at most this many tokens before all rows run.
+DECODE_STEPS = 10  # Measured decode steps of the half-billion model.
+AHEAD = 6  # Tokens that the first rows decode at most while other rows are prefilled.
 Watch = AbstractContextManager  # A context that observes the steps inside it.
 
 

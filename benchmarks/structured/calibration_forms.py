@@ -1,4 +1,4 @@
-"""Pictures and forms with known fields, for field_calibration.py."""
+"""Pictures and text forms with known field values, for field_calibration.py."""
 
 import random
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Task:
 
 
 def scenes(count: int, seed: int, blur: float = 0.0) -> Iterator[Task]:
-    """Yield held-out scenes, blurred by a Gaussian of `blur` pixels."""
+    """Yield scenes that are not in the training data, blurred by a Gaussian with `blur` pixels."""
     rng = random.Random(seed)
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
     for _ in range(count):

@@ -20,8 +20,8 @@ SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "M
 
 
 def read_schema(path: Path) -> bytes:
-    """Return the JSON schema in the file `path` as undecoded bytes. Decoding would hide repeated keys from
-    later checks.
+    """Return the file's JSON schema as bytes, so that later checks see repeated keys.
+
     Raises InvalidRequest.
     """
     import msgspec  # Lazy: not needed for help
@@ -287,7 +287,7 @@ class Model:
         """Return the engine's config. Raises ConfigError.
 
         `keeps_media`: whether images and videos are stored beside the log. `kept_of_log` and `unless_set` are
-        settings in the form NAME=VALUE. Settings in `unless_set` apply only if the user does not set them.
+        settings in the form NAME=VALUE. The user's settings override `unless_set`.
         """
         return engine_config(
             [

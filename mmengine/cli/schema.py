@@ -33,7 +33,7 @@ schema_app = typer.Typer(
 
 @schema_app.callback()
 def schema() -> None:
-    """Do nothing. Without this callback, typer would not make the only command a subcommand."""
+    """Do nothing. The callback makes typer treat its only command as a subcommand."""
 
 
 @schema_app.command(cls=Command, help=CHECK_HELP)

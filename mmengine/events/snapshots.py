@@ -1,5 +1,5 @@
-"""Reads and writes snapshot files beside a log. snapshot-00000000000000012345.mmsnap holds the state after
-record 12345.
+"""Reads and writes a log's snapshot files. snapshot-00000000000000012345.mmsnap holds the state after record
+12345.
 
 A snapshot is first written under a temporary name, so a file with its final name is complete.
 """
@@ -19,16 +19,16 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
-EVERY_RECORDS = 2**13  # a reader applies this many records in about a quarter of a second
-NUM_NEWEST = 3  # how many of the newest snapshots are always kept, in case one of them is damaged
+EVERY_RECORDS = 2**13  # a reader applies these records in about 0.25 s
+NUM_NEWEST = 3  # newest snapshots that are never deleted, in case some are damaged
 MAX_BYTES = 2**33
 _CHUNK = 2**20
 
 
 class SnapshotFolder:
     """Writes a log's snapshots. A snapshot is due when the log has grown by `every_bytes` bytes or
-    `every_records` records. If a snapshot cannot be written, the log is still complete. `in_background`:
-    whether another thread calls `flush`.
+    `every_records` records. The log does not need its snapshots, so a failed write is ignored.
+    `in_background`: whether another thread calls `flush`.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class SnapshotFolder:
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
-        """Set the next `flush`'s snapshot, in place of an unwritten snapshot. `make`: returns the snapshot's
-        bytes. `num_bytes`: the log's current size.
+        """Set the snapshot that the next `flush` writes. Replaces a waiting snapshot. `make`: returns the
+        snapshot's bytes. `num_bytes`: the log's current size.
         """
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
         self._waiting = sequence, make
@@ -90,7 +90,7 @@ def _spare(folder: Path) -> Iterator[int]:
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
-    """Delete the snapshots taken at record `sequence` or later. The writer is about to replace these records.
+    """Delete the snapshots taken at record `sequence` or later, before the writer replaces these records.
     Raises OSError.
     """
     for path in folder.glob(f"snapshot-*{SUFFIX}"):
@@ -104,7 +104,10 @@ def snapshot_path(folder: Path, sequence: int) -> Path:
 
 
 def read_snapshot(folder: Path, sequence: int) -> bytes:
-    """Return a snapshot's bytes. Raises LogError if it cannot be read, CorruptLog for an impossible size."""
+    """Return a snapshot's bytes.
+
+    Raises LogError for an unreadable file, CorruptLog for an impossible size.
+    """
     path = snapshot_path(folder, sequence)
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:

@@ -1,7 +1,7 @@
 """Triton kernels for a decoder layer's RMS norms and its SiLU gate. Not yet run on a GPU.
 
-A program computes one row of a norm, or a part of one row of a gate. The order of the program's operations
-depends only on the row's width, so a row has the same bits in any batch.
+A program computes one row of a norm, or GATE_CHUNK values of a gate. The order of operations depends only on
+the row's width, so a row has the same bits in any batch.
 """
 
 import torch
@@ -14,9 +14,7 @@ GATE_CHUNK = 1024  # values per program
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """Each program norms one row of contiguous tensors [t, WIDTH]. With ADDS, the program first adds x to the
-    residual.
-    """
+    """Normalize a row of the contiguous tensors [t, WIDTH]. With ADDS, first add x to the residual."""
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
     inside = lanes < WIDTH
     values = tl.load(x + row + lanes, mask=inside, other=0.0).to(tl.float32)

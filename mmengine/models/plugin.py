@@ -76,9 +76,8 @@ class Tokenizer(Protocol):
         Grammars and logprobs use these bytes. Raises ModelError if a token's bytes cannot be determined.
         """
 
-    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, the bytes that each id adds in `decode`.
-    # This attribute makes detokenization faster. A tokenizer may set the attribute only if `decode` joins
-    # these bytes and decodes them as UTF-8, with U+FFFD for invalid bytes.
+    # For faster detokenization, a tokenizer may have `text_bytes: Sequence[bytes] | None`: each id's bytes.
+    # `decode` must then equal joining these bytes and decoding them as UTF-8, with U+FFFD for invalid bytes.
 
 
 # The turn that a piece in a session begins: the session's first turn, a later turn, or no turn ("").
@@ -90,9 +89,9 @@ class Processor(Protocol):
 
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # The sampling defaults in generation_config.json.
-    fingerprint: str  # A hex digest that changes if the same input would give other pixels or another prompt.
-    # Maximum prompt length, set by the engine. A certainly longer prompt is rejected before tokenization
-    # ends.
+    fingerprint: str  # A hex digest. Equal digests guarantee equal pixels and prompts.
+    # Maximum prompt length, set by the engine. Tokenization stops early if a text certainly exceeds the
+    # limit.
     max_prompt_tokens: int
 
     @property
@@ -169,9 +168,7 @@ class Processor(Protocol):
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """Additional methods for a processor that can convert a conversation piece by piece. Sessions require
-    these methods.
-    """
+    """Additional methods for sessions: the processor converts a conversation piece by piece."""
 
     @property
     def frames_in_patch(self) -> int:
@@ -210,8 +207,8 @@ class AttentionPort(Protocol):
     """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
     An optional method `cache_of(layer)` lets a kernel store unquantised k and v itself. It returns the
-    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t]. `append` is
-    then not called for this layer.
+    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t]. Such a kernel
+    replaces `append`.
     """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
@@ -235,9 +232,8 @@ class SinkAttentionPort(AttentionPort, Protocol):
 class AuxHiddenStates:
     """The memory to which a forward pass writes the inputs of selected layers, for draft heads.
 
-    A layer's input is the residual stream that its input norm reads, in the model's dtype. It includes
-    deepstack features that were added after the previous layer. The layer number `num_layers` stands for the
-    final norm.
+    A layer's input is the residual stream before the layer's input norm, in the model's dtype, with deepstack
+    features. The layer number `num_layers` stands for the final norm.
     """
 
     layers: tuple[int, ...]  # Layer numbers from 0 to num_layers.
@@ -266,9 +262,8 @@ class EncoderCost(NamedTuple):
 class CapturableEncoder(Protocol):
     """An encoder whose inputs and outputs have fixed addresses, for any size up to a maximum.
 
-    A step's items are written to the inputs, and computed in the smallest captured size that is large enough.
-    The items' patches do not attend to unused patches. All steps run in order on one stream, so a step
-    overwrites the inputs only after the previous step was computed.
+    The smallest captured size that fits computes a step's items. Items do not attend to unused patches. All
+    steps run in order on one stream, so a step cannot overwrite the inputs of an unfinished step.
     """
 
     patches: Any  # uint8 [p, patch_width] on the device. The caller writes a step's items to the beginning.
@@ -294,14 +289,13 @@ class VisionLanguageModel(Protocol):
 
     Optional methods:
 
-    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that the encoder
-    cannot be captured on this device. If the method returns None or is missing, the encoder's kernels are
-    launched one by one in each call.
+    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. Returns None if the encoder
+    cannot be captured on this device. Without a capture, each call launches the encoder's kernels.
     * `measure_encoder() -> EncoderCost | None`, for an encoder that can pause within an item. The method runs
     a short measurement on the configured threads.
-    * `encode_in_parts(patches, grid, even_patches)`, for an item whose patches are on the device. Returns an
-    object with a method `advance(until, work)`, which computes about the fraction `until` / `work` of the
-    item. The last call (`until` equals `work`) returns the features, and other calls return None. If
+    * `encode_in_parts(patches, grid, even_patches)`, for an item with its patches on the device. Returns an
+    object with a method `advance(until, work)`. A call computes the item up to about the fraction `until` /
+    `work`. The last call (`until` equals `work`) returns the features, and other calls return None. If
     `measure_encoder` is missing or returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
     the result as the argument `adapter`. `forward` accepts `adapters`: each adapter in a step, with the
@@ -309,8 +303,7 @@ class VisionLanguageModel(Protocol):
     """
 
     spec: ModelSpec
-    # Whether a token's result depends only on the tokens to which it attends, and has the same bits in any
-    # batch.
+    # Whether a token's result has the same bits in any batch.
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
@@ -334,8 +327,8 @@ class VisionLanguageModel(Protocol):
 
         `embeds`: [t, hidden]. `deepstack`: [num_deepstack, t, hidden], zero at text tokens, or None.
         `positions`: int64 [3, t]. `aux_hidden_states`: its `rows` are filled, for draft heads. `states`: for
-        models with `spec.state`. If `states` is None, such a model treats all tokens as a single row that
-        starts with an empty state, and keeps no state.
+        models with `spec.state`. With None, such a model treats all tokens as a single row with an empty
+        state.
         """
 
     def logits(self, hidden: Any) -> Any:
@@ -362,11 +355,11 @@ class ModelPlugin(Protocol):
     ) -> VisionLanguageModel:
         """Load the networks.
 
-        `shard`: load only this rank's part of the text decoder. `spec` then has this part's heads, and only
-        rank 0 has the vision tower and the LM head. A plugin that cannot split its model may omit this
-        parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the format
-        to which matrices are quantised. `activations`: "int8" to quantise a layer's input rows before the
-        matrix product. An option is passed only if a user sets it.
+        `shard`: load only this rank's share of the text decoder. `spec` then counts only this rank's heads.
+        Only rank 0 has the vision tower and the LM head. A plugin without tensor parallelism may omit this
+        parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the
+        matrices' quantised format. `activations`: "int8" to quantise a layer's input rows before the matrix
+        product. The engine passes only options that a user sets.
         """
 
     # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`. It

@@ -11,7 +11,7 @@ _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 @contextmanager
 def weights_reported_to(progress: Progress) -> Iterator[None]:
-    """While the context lasts, call `progress` each time this thread has read from a tensor."""
+    """Within the context, call `progress` after each read from a tensor in this thread."""
     token = _weights.set(progress)
     try:
         yield
@@ -26,9 +26,8 @@ def report_weights(num_bytes: int, total: int) -> None:
 
 @contextmanager
 def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
-    """Within the context, call `listener` each time this thread reports progress in a step.
-
-    A hung step makes no report for a long time.
+    """Within the context, call `listener` each time this thread reports progress in a step. A long silence
+    thus reveals a hung step.
     """
     token = _step.set(listener)
     try:

@@ -22,11 +22,10 @@ NEVER = -1
 class SimRequest:
     """A request that has not arrived yet.
 
-    `prompt` generates the prompt's tokens, int32 [num_prompt], when the request arrives. `arrival` is a step
-    number in a scenario, and nanoseconds in a trace. The model emits `stop_token` at output index `stop_at`,
-    or never if `stop_at` is NEVER. `ranges` is the request's grammar: output token j must lie in [low, high)
-    = ranges[j % len]. At output index `bad_at`, unless it is NEVER, the model emits a token outside the
-    range.
+    `prompt` generates the prompt's tokens, int32 [num_prompt]. `arrival` is a step number in a scenario, and
+    nanoseconds in a trace. The model emits `stop_token` at output index `stop_at` (or NEVER). `ranges` is the
+    request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at` (or
+    NEVER), the model emits a token that the grammar forbids.
     """
 
     request_id: str
@@ -59,8 +58,8 @@ class SimRequest:
 class SimEvent:
     """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session.
 
-    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs. All other
-    events occur before the step is decided.
+    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs, any other
+    event before the step is decided.
     """
 
     step: int
@@ -74,9 +73,8 @@ class SimEvent:
 class Workload:
     """The requests and events of a simulation.
 
-    `timed`: whether arrivals are nanoseconds on the simulated clock; otherwise they are step numbers.
-    `events`: None means that there are no events, and that each grammar is ready at once. `expect`: the
-    records that a scenario expects.
+    `timed`: whether arrivals are nanoseconds on the simulated clock instead of step numbers. `events`: None
+    means no events, and each grammar is ready at once. `expect`: the log records that a scenario expects.
     """
 
     name: str
@@ -90,9 +88,7 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """The ids of requests whose grammar fails. Two runs may record the ends of these requests in
-        different steps.
-        """
+        """The ids of requests with a failing grammar. Two runs may end them in different steps."""
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property

@@ -11,9 +11,8 @@ class Texts:
     """The token ids of all rows. Drafters can only read them.
 
     `tokens` (int32 [max_rows, width]) has each row's prompt and answer. `lengths` (int64 [max_rows]) counts
-    the tokens in prompt and answer, and `num_prompt` (int64 [max_rows]) counts the tokens in the prompt.
-    Memory pages that no row has used are not allocated. Tokens from `append_later` are visible only after
-    `settle`, which must be called before every read.
+    the tokens in prompt and answer, and `num_prompt` (int64 [max_rows]) counts the tokens in the prompt. Call
+    `settle` before every read: it writes the tokens from `append_later`.
     """
 
     def __init__(self, max_rows: int, width: int):
@@ -45,8 +44,7 @@ class Texts:
         self._lengths[rows] += counts
 
     def append_later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append tokens as `append` does, but delay the write until `settle`, which writes the tokens of
-        several steps together.
+        """Append tokens as `append` does, but delay the write until `settle`.
 
         `counts` None means a single token for each row. The arrays must not be changed afterwards.
         """

@@ -1,4 +1,4 @@
-"""Scales the number of replicas by the waiting prompt tokens, which determine how long a request waits."""
+"""Scales the number of replicas by the waiting prompt tokens, which determine the queueing time."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ def wanted_replicas(
 ) -> int:
     """Return how many replicas to run.
 
-    Returns more than `current` if more than `each_tokens` tokens per replica wait. Returns `current` - 1 if
-    no tokens wait and the running requests would use at most half the other replicas' capacity. Otherwise
-    returns `current`.
+    Adds replicas if more than `each_tokens` tokens per replica wait. Removes a replica if no tokens wait and
+    the requests would fill at most half the other replicas. `each_open`: maximum number of requests per
+    replica.
     """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:

@@ -15,8 +15,8 @@ from mmengine_smolvlm.names import NAMES
 
 
 class SmolVLMPlugin(DescribedPlugin):
-    """Serves SmolVLM2 in every size. Images become tiles, and videos become frames. Positions are counted as
-    in a text model.
+    """Serves SmolVLM2 in every size. Images become tiles, and videos become frames. Positions count tokens,
+    as in a text model.
     """
 
     architectures = (ARCHITECTURE,)
@@ -31,8 +31,8 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return a prompt's positions. Raises InvalidRequest unless each item has one run of embeddings
-        per tile, and all runs have the same length.
+        """Return a prompt's positions. Raises InvalidRequest unless each tile has a run of embeddings, and
+        all runs in an item are equally long.
         """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:

@@ -1,5 +1,5 @@
-"""The fallback model plugin: serves architectures that no other plugin describes, with the modules of the
-installed transformers library ("hosted" models).
+"""The fallback model plugin: serves other architectures with the installed transformers library ("hosted"
+models).
 
 The decoder runs transformers' modules on a ragged batch (rows of different lengths without padding). mmengine
 provides the attention, the KV pool and, on a CPU, the linear layers. Code in a model's folder is never run.

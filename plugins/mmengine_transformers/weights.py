@@ -1,8 +1,8 @@
-"""Builds a transformers model whose parameters have no memory, and reads its weights with mmengine's reader.
+"""Builds a transformers model on the meta device, and loads its weights with mmengine's reader.
 
 The reader checks names, shapes and file sizes before it allocates memory. transformers' conversion mapping
-renames tensors, and joins or splits them. A linear layer whose matrix is stored as one tensor is packed for
-the CPU kernels while it is read, so that only the packed matrix is ever in memory.
+renames tensors, and joins or splits them. If a linear layer's matrix is a single stored tensor, it is packed
+for the CPU kernels while it is read, to save memory.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stored tensor's target: the parameter's name, and whether a conversion changes more than the name."""
+    """A stored tensor's target parameter. `is_converted`: whether a conversion changes more than the name."""
 
     name: str
     is_converted: bool
@@ -57,7 +57,7 @@ class Target:
 def build_empty(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return a model whose parameters and buffers have no memory. Raises ModelError."""
+    """Return a model on the meta device. Raises ModelError."""
     try:
         with torch.device("meta"), _default_dtype(dtype):
             return model_class(config).eval()
@@ -87,10 +87,10 @@ def load_weights(
 ) -> str:
     """Read all weights of `folder` into `model`, whose parameters have no memory yet.
 
-    Returns a text that says how quantised matrices are stored in memory, or "".
+    Returns a description of the quantised matrices' format in memory, or "".
 
-    Raises ModelError for missing, wrong or superfluous tensors, and for `quantize` if the weights are
-    quantised already.
+    Raises ModelError for missing, wrong or superfluous tensors, and if `quantize` is set for quantised
+    weights.
     """
     entries = NAMES.entries(folder)
     coding = CODINGS.get(quantize)
@@ -124,7 +124,7 @@ def load_weights(
 def _targets(
     model: PreTrainedModel, entries: dict[str, TensorEntry], mapping: list[WeightRenaming | WeightConverter]
 ) -> dict[str, Target]:
-    """Return, by stored name, the targets of stored tensors. Tensors that the model lacks have no target."""
+    """Return a dict from stored names to targets, without tensors that the model lacks."""
     wanted = model.state_dict()
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
@@ -244,9 +244,7 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the LM head. Replace a tied embedding by a PackedEmbedding if the embedding returns rows, or rows
-    times a factor.
-    """
+    """Pack the LM head. A tied embedding becomes a PackedEmbedding if it returns the rows, perhaps scaled."""
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding
     if library is None or type(head) is not nn.Linear or head.weight.dtype != reader.dtype:

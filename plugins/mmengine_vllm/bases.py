@@ -1,5 +1,5 @@
-"""Defines bases. A base is a point at which a log can begin while requests run, with events that restore the
-state at this point.
+"""Defines bases: points at which a log of a running vLLM engine can begin. A base's events restore the
+running requests' state.
 """
 
 from msgspec.structs import replace
@@ -14,8 +14,8 @@ Written = list[tuple[ev.Event, int, int]]  # events, each with its step and its 
 class EncodedItems:
     """Adapts events to a log that does not know all entries of the encoder cache.
 
-    `encoded`: the cache's keys when the log began. `beginning`: the log's first events, which add only some
-    of these keys.
+    `encoded`: the cache's keys when the log began. `beginning`: the log's first events, which may lack some
+    keys.
     """
 
     def __init__(self, encoded: set[bytes], beginning: Numbered):
@@ -26,9 +26,9 @@ class EncodedItems:
         self._hidden = encoded - self._known
 
     def adapted(self, event: ev.Event) -> ev.Event | None:
-        """Return the event as the log needs it, or None if the log does not need the event.
+        """Return the event for the log, or None to omit the event.
 
-        If the log lacks a cache entry, ADMITTED for the first request with this item adds the entry.
+        If the log lacks an entry, the first admission that uses its item adds the entry.
         """
         match event:
             case ev.Queued(request_id=name, media=media) if media:
@@ -55,8 +55,8 @@ class EncodedItems:
 
 
 class Base:
-    """A point at which a log can begin. `step`: the recorder's next step at this point. `own_step`: the
-    number of this step in the log.
+    """A point at which a log can begin. `step`: the recorder's next step. `own_step`: this step's number in
+    the log.
     """
 
     def __init__(self, ns: int, events: Numbered, step: int, own_step: int, encoded: set[bytes]):

@@ -1,8 +1,7 @@
-"""Writes number ranges and multiples as EBNF, digit by digit: a finite automaton with one rule per state.
+"""Writes number ranges and multiples as EBNF: an automaton over digits, with a rule per state.
 
-A state counts the remaining integer digits or the written decimal places. The state also has the remainder
-modulo the multiple. Two flags tell whether the digits so far equal the digits in the lower and the upper
-bound.
+A state consists of the remaining integer digits or the written decimal places, the remainder modulo the
+multiple, and two flags: whether the digits so far equal the lower or the upper bound's digits.
 """
 
 from collections.abc import Callable
@@ -21,9 +20,8 @@ class NumberRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range of numbers. `low` or `high` None means no bound. `multiple` 0 allows any number with any
-    decimal places. `most`: maximum number of digits in each part of a number if a bound is missing; 0 for no
-    maximum.
+    """A range of numbers. `low` or `high` None means no bound. `multiple`: 0 for any number. `most`: if a
+    bound is missing, the maximum number of digits before and after the point; 0 for no maximum.
     """
 
     low: Fraction | None
@@ -142,7 +140,7 @@ class _Automaton:
         remainder: int,
         leads: bool,
     ) -> str | None:
-        """Return an expression for one digit of the integer part and the text after it."""
+        """Return an expression for an integer digit and the remaining text."""
         at = -1 - rest
         ways: dict[str, list[int]] = {}
         for digit in range(1 if leads else 0, 10):
@@ -156,7 +154,7 @@ class _Automaton:
         return _join(ways)
 
     def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for `rest` more digits of the integer part and the text after them."""
+        """Return an expression for `rest` more integer digits and the remaining text."""
         if not rest:
             return self._behind(0, tight_low, tight_high, remainder)
         if not tight_low and not tight_high and self.modulus == 1:
@@ -169,11 +167,9 @@ class _Automaton:
         )
 
     def _more(self, rest: int, remainder: int) -> str | None:
-        """Return an expression for at least `rest` more digits of the integer part, without an upper
-        bound.
-        """
+        """Return an expression for at least `rest` more integer digits, without an upper bound."""
         if self.modulus == 1:
-            # If the lower bound already needs the maximum number of digits, the maximum is not applied.
+            # A lower bound with `most` or more digits lifts the maximum.
             most = self.most - 1 if self.most > rest else ""
             return self.rules.add(f"[0-9]{{{rest},{most}}} {self._behind(0, False, False, 0)}")
         if rest:
@@ -214,7 +210,7 @@ class _Automaton:
         return self.places is None or remainder * 10 ** (self.places - depth) % self.modulus == 0
 
     def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for one decimal place and the text after it."""
+        """Return an expression for a decimal place and the remaining text."""
         if self.modulus == 1 and not tight_low and not tight_high:
             return f"[0-9]{{1,{self.places - depth}}}" if self.places else self._digits_behind(depth)
         if self.places is None and self._is_past(depth):
@@ -241,7 +237,7 @@ class _Automaton:
         return _join(ways)
 
     def _digits_behind(self, depth: int) -> str:
-        """Return an expression for any further decimal places after `depth` places."""
+        """Return an expression for further decimal places after `depth` places."""
         return f"[0-9]{{1,{max(1, self.most - depth)}}}" if self.most else "[0-9]+"
 
     def _is_past(self, depth: int) -> bool:

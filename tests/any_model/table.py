@@ -3,9 +3,9 @@
     python -m tests.any_model.table [--only NAME ... [--checks COLUMN ...]] [--fresh] [--workers 2]
 
 An architecture with a factory (catalogue.py) runs the plugin contract's checks on a tiny random checkpoint.
-Other text architectures run with small sizes (shrunk.py). Other architectures with media are refused with the
-plugin's reason, or remain unknown. Each row is computed in a separate process and written at once to
-build/models/rows.jsonl. After an interruption, the next run computes only missing and broken rows.
+Other text architectures run with small sizes (shrunk.py). Other architectures with media are refused, or
+remain unknown. Each row is computed in a separate process and stored in build/models/rows.jsonl. The next run
+computes only missing and broken rows.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def classes() -> dict[str, str]:
 def tasks_of(
     factories: list[str], done: dict[str, Row], walk: bool, checks: Collection[str] = ALL_CHECKS
 ) -> Iterator[tuple[str, Task]]:
-    """Yield the name and the task for each missing row. A class with a factory's row gets no row of its own,
-    unless mmengine describes the class.
+    """Yield (name, task) for each missing row. A class with a factory's row gets no second row, unless
+    mmengine has a plugin for it.
     """
     for kind in factories:
         if kind not in done:
@@ -78,7 +78,7 @@ def _as_dict(compute, *given) -> dict[str, object]:
 
 
 def read_rows() -> dict[str, Row]:
-    """Return the finished rows for this version of transformers. Broken rows are left out and run again."""
+    """Return the finished rows for this version of transformers, without broken rows."""
     if not ROWS.exists():
         return {}
     lines = [json.loads(line) for line in ROWS.read_text().splitlines()]
@@ -115,7 +115,7 @@ def main() -> None:
     names = classes()
     if options.only is not None:
         steps = [tasks_of(options.only, {}, False, options.checks or ALL_CHECKS)]
-    else:  # Factories run first, and the walk omits their architectures.
+    else:  # The factories run first, so that the walk omits their architectures.
         steps = [tasks_of([*IMAGE, *TEXT], done, walk=False), tasks_of([], done, walk=True)]
     for tasks in steps:
         for name, found in run_rows(tasks, options.workers):

@@ -1,4 +1,4 @@
-"""Checks which norms the CPU's kernel replaces, and that its results equal the modules' results."""
+"""Tests which norm modules the CPU kernel replaces, with equal results."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def needs_kernels():
 
 
 class Doubled(LlamaRMSNorm):
-    """Looks like an RMS norm, and computes something else."""
+    """A subclass of an RMS norm with different results."""
 
     def forward(self, x):
         return 2 * super().forward(x)

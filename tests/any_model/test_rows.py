@@ -1,4 +1,4 @@
-"""Tests the rows of the table for architectures without a checkpoint."""
+"""Tests the model table's rows for architectures without a checkpoint."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Tests that the GPU check runs its parts in separate processes, and that a failing part does not affect the
-others.
+"""Tests that the GPU check runs its parts in separate processes, so that a failing part does not affect the
+rest.
 """
 
 import json
@@ -79,7 +79,7 @@ def test_a_part_runs_beside_others_until_it_is_waited_for(run):
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_loads_no_cuda_before():
-    """Importing the check does not initialize CUDA; otherwise forked processes could not use CUDA."""
+    """Importing the check does not initialize CUDA, so that forked processes can use CUDA."""
     code = (
         "import sys, threading, torch\n"
         "def touched(*_): raise SystemExit('CUDA is asked for something')\n"

@@ -1,4 +1,4 @@
-"""Tests that live requests keep their adapters and folders after the names are unloaded or reused."""
+"""Tests that running requests keep their adapters after an adapter's name is unloaded or reused."""
 
 import msgspec
 import pytest
@@ -17,8 +17,8 @@ def loaded(tag, name="mine"):
 
 
 def begun(*events):
-    """Return an engine after one step with two requests that use adapter 1. Their answers have 2 and 6
-    tokens. `events`: observations for the first step.
+    """Return an engine after a step with two requests for adapter 1, with answers of 2 and 6 tokens.
+    `events`: events before this step.
     """
     engine = Bench(max_loras=4, lora_bytes=100)
     engine.core.inbox.put(loaded(1))

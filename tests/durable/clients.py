@@ -1,10 +1,9 @@
-"""Make fifty concurrent calls with OpenAI's unchanged client to a server that dies and restarts.
+"""Makes fifty concurrent calls with OpenAI's Python client to a server that dies and restarts.
 
     python -m tests.durable.clients PORT ENGINE
 
-Each line on stdin names a round. For each round, a first line on stdout says that all calls are open, and a
-second line has the result of each call. The field `error` of a result describes an exception or a wrong
-answer.
+Each line on stdin names a round. For each round, the first line on stdout says that all calls are open, and
+the second line has each call's result. A result's field `error` describes an exception or a wrong answer.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-# Fields for which the client has no parameter. `seed` lacks a parameter only in the Responses API.
+# Fields without a parameter in the client. `seed` lacks a parameter only in the Responses API.
 EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
@@ -223,8 +222,8 @@ def _by_choice(events, is_same):
 def _same(answer, name):
     """Return the answer as JSON, without values that differ between runs.
 
-    These are ids, times, logprobs (their last bits depend on the rows that were computed together), and the
-    counts of cached prompt tokens and drafted tokens.
+    Ids, times, logprobs (the last bits depend on the batch), and the counts of cached prompt tokens and
+    drafted tokens vary.
     """
     text = json.dumps(answer, sort_keys=True)
     text = text.replace(name.partition("_")[2] or name, "ID").replace(name.removeprefix("chatcmpl-"), "ID")

@@ -28,7 +28,7 @@ ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
 class Round(NamedTuple):
-    """A round's result. `calls` has clients.py's report of each call, `kills` the monotonic kill times."""
+    """A round's result. `calls`: each call's report from clients.py. `kills`: the monotonic kill times."""
 
     name: str
     calls: dict
@@ -42,8 +42,8 @@ class Round(NamedTuple):
 
 
 class Matrix:
-    """A server under its supervisor, and clients in another process. With `keeps_socket`, this process holds
-    the listening socket, as systemd does with socket activation.
+    """A server under its supervisor, and clients in another process. With `keeps_socket`, this process owns
+    the listening socket, as systemd does.
     """
 
     def __init__(self, folder, engine, *options, environment=None, keeps_socket=False):
@@ -81,14 +81,14 @@ class Matrix:
         return len([path for path in self.folder.glob("life-*") if path.suffix != ".new"])
 
     def plan(self, points):
-        """Make the next processes die at these points, a process per point."""
+        """Make the next engine processes die at these points, a process per point."""
         new = self.folder / "plan.new"
         new.write_text("\n".join(points))
         new.rename(self.folder / "plan")
 
     @property
     def trail(self):
-        """The current process's writes since the plan was written, in order."""
+        """The engine process's writes since `plan`, in order."""
         return (self.folder / "trail").read_text().splitlines()
 
     def kill(self):
@@ -169,7 +169,7 @@ def matrix(folder, engine, *options, **more):
 
 
 def check_log(folder):
-    """Check the log: it verifies, no request is lost, and each request ends once. Returns how many calls were
+    """Check that the log verifies and that each request ends exactly once. Returns how many calls were
     unfinished at each death.
     """
     report = verify(folder / "log")
@@ -190,8 +190,8 @@ def check_log(folder):
 
 
 def call_of(queued):
-    """Return the call to which a queued request belongs. A call has several requests if it has several
-    answers, prompts or batch lines.
+    """Return the call to which a queued request belongs. A call with several answers, prompts or batch lines
+    has several requests.
     """
     name = (queued.group or queued.request_id).removesuffix("/0")
     return re.sub(r"^(batch_\w+)-\d+$|^(.*two-prompts.*)-\d$", r"\1\2", name)
@@ -216,7 +216,7 @@ def _least(counts):
 def at_random(one, chance, *longest_s):
     """Return a function that kills the engine at random times and returns these times.
 
-    `longest_s`: for each kill, the maximum seconds since the calls or the new process started.
+    `longest_s`: for each kill, the maximum seconds since the previous start.
     """
 
     def disturb():
@@ -233,7 +233,7 @@ def at_random(one, chance, *longest_s):
 
 
 def at_points(one, points):
-    """Return a function that lets a process die at each of these points in turn, if the point is reached."""
+    """Return a function that makes successive engine processes die at these points."""
 
     def disturb():
         life, kills = one.num_lives, []

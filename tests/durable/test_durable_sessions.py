@@ -1,6 +1,4 @@
-"""`mmengine serve --log` is killed with kill -9 while a camera sends frames. The next process still has the
-sessions.
-"""
+"""Tests that sessions survive a kill -9 while a camera sends frames to `mmengine serve --log`."""
 
 import base64
 import io
@@ -48,7 +46,7 @@ class Camera:
 
 
 def engine_of(server):
-    """Return the ids of the supervisor's child processes."""
+    """Return the process ids of the supervisor's children."""
     with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
         return [int(pid) for pid in file.read().split()]
 

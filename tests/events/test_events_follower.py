@@ -19,7 +19,7 @@ def records(tmp_path_factory):
 
 
 def test_records_come_as_they_are_committed(records, tmp_path):
-    """The small segments fill up while the log is followed."""
+    """Small segments make the log begin new files during the test."""
     writer = LogWriter(tmp_path, segment_bytes=4096)
     left, seen = list(records), []
 

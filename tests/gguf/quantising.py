@@ -1,8 +1,8 @@
 """Quantises values into GGUF's blocks by rounding to nearest, for tests and benchmarks.
 
 This module quantises IQ4_NL, IQ4_XS and the K-quants, which the `gguf` package only decodes. The package
-quantises the other types. A group's scale comes from its extreme values; llama.cpp searches for better
-scales, so files from llama.cpp have smaller errors.
+quantises the other types. A group's scale comes from its extreme values. llama.cpp searches for better scales
+and has smaller errors.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 from mmengine.checkpoint.gguf.k_blocks import IQ4_VALUES
 
 FLOATS = ("F32", "F16", "BF16")
-# Type with blocks of 256 values -> type that llama.cpp's quantiser writes for rows that are not whole blocks.
+# Type with blocks of 256 values -> llama.cpp's fallback type for rows with partial blocks.
 NARROW = dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS"), "IQ4_NL")
 NARROW |= {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
@@ -48,8 +48,8 @@ def _ratio(values: np.ndarray, by: np.ndarray) -> np.ndarray:
 def _symmetric(
     blocks: np.ndarray, group: int, least: int, least_scale: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return d as float16 bytes [blocks, 2], integer scales [blocks, groups] from `least_scale` to
-    -least_scale - 1, and values / (d * scale) [blocks, groups, group]. `least`: the smallest code.
+    """Return d as float16 bytes [blocks, 2], integer scales [blocks, groups], and values / (d * scale)
+    [blocks, groups, group]. Scales range from `least_scale` to -least_scale - 1. `least`: the smallest code.
     """
     groups = blocks.reshape(len(blocks), -1, group)
     wanted = _extreme(groups) / least
@@ -62,8 +62,8 @@ def _symmetric(
 def _with_minimums(
     blocks: np.ndarray, group: int, most: int, most_scale: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return d and dmin as float16 bytes [blocks, 4], scales and minimums [blocks, groups], which are at most
-    `most_scale`, and codes [blocks, 256], which are at most `most`.
+    """Return d and dmin as float16 bytes [blocks, 4], scales and minimums [blocks, groups] up to
+    `most_scale`, and codes [blocks, 256] up to `most`.
     """
     groups = blocks.reshape(len(blocks), -1, group)
     low = np.minimum(groups.min(-1), 0)
@@ -84,8 +84,8 @@ def _nearest(values: np.ndarray) -> np.ndarray:
 
 
 def _pack(codes: np.ndarray, parts: int, width: int, shift: int) -> np.ndarray:
-    """Pack codes [blocks, n]. Every `parts` consecutive runs with `width` codes share `width` bytes. Each run
-    is shifted `shift` bits further than the run before.
+    """Pack codes [blocks, n]. Every `parts` runs with `width` codes share `width` bytes. Each run lies
+    `shift` bits higher than the previous run.
     """
     runs = codes.reshape(len(codes), -1, parts, width) << (shift * np.arange(parts, dtype=np.uint8))[:, None]
     return np.bitwise_or.reduce(runs, axis=2).reshape(len(codes), -1)

@@ -2,9 +2,9 @@
 
     python -m tests.golden.make_golden NAME...
 
-Each folder holds the log, a snapshot from its middle, and `expected.json` with the digest, the counts and the
+Each folder contains the log, a snapshot from its middle, and `expected.json`: the digest, the counts and the
 lines that every build must compute from the log. Before version 0.1.0, a golden log is recorded again if the
-log's bytes or the decisions change. From 0.1.0 on, a recorded log never changes.
+log format or the scheduling rules change. From 0.1.0 on, a recorded log never changes.
 """
 
 import json
@@ -36,9 +36,7 @@ HERE = Path(__file__).parent
 
 
 def expected(folder: Path, digest: bytes) -> dict:
-    """Return the values that every build must compute from the log. `digest`: the digest of the final
-    state.
-    """
+    """Return the values that every build must compute from the log. `digest`: the final state's digest."""
     report = verify(folder)
     lines = [asdict(line) for line in request_lines(folder)]
     return {
@@ -56,18 +54,18 @@ def expected(folder: Path, digest: bytes) -> dict:
 MIXED = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 SETTINGS = {
     "mixed": MIXED,
-    # A drafter with its own KV. With this seed, each of vLLM's rules changes a decision.
+    # The drafter has its own KV. With this seed, each rule from vLLM changes a decision.
     "compat": {"seed": 49, "compat": "vllm", "lookahead_tokens": 2},
-    # There are few slots for kept states, so that kept states are replaced.
+    # Few slots, so that recurrent states are evicted.
     "recurrent_states": MIXED | {"num_state_slots": 9, "snapshot_every": 8},
-    # Several adapters, of which only one can run at a time.
+    # Several adapters, but only a single adapter can run at a time.
     "adapters": MIXED | {"max_loras": 1},
 }
 
 
 def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> EngineCore:
     """Record a process that ends during its run, and the process that continues its log. The second process
-    gets more requests than fit into its queue.
+    receives more requests than its queue can contain.
     """
     drafts = {"num_draft_tokens": 2, "drafts_for": "forms"}
     with TemporaryDirectory() as before:
@@ -106,8 +104,8 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """Record an engine that shares a faulty block store with a second engine. After every fifth request, the
-    request's engine resets its prefix cache, and must then fetch blocks.
+    """Record an engine that shares a faulty block store with a second engine. Resetting the prefix cache
+    after every fifth request makes the engine fetch blocks.
     """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:
@@ -129,7 +127,7 @@ def stored_run(folder: Path) -> EngineCore:
 
 
 def save_state(folder: Path) -> None:
-    """Write a snapshot beside the log, taken between two steps in the middle of the log."""
+    """Write a snapshot from the middle of the log, between two steps."""
     records = list(LogReader(folder))
     state = State(EngineConfig.from_dict(records[0].event.config))
     for place, record in enumerate(records):

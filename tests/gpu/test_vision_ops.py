@@ -1,4 +1,4 @@
-"""Tests which operations a vision tower chooses, and that their results equal torch's."""
+"""Tests that a vision tower selects working kernels, with results that equal torch's."""
 
 from types import SimpleNamespace
 

@@ -1,8 +1,8 @@
 """Unpacks GGUF's blocks of 256 values: K-quants and IQ4_XS.
 
 Each block is divided into groups of 16 or 32 values. A value is `d * scale * code`; types with minimums
-subtract `dmin * min`. d and dmin are float16 numbers of the block. scale and min are small integers of the
-group. All products are exact in float32, so only the subtraction rounds
+subtract `dmin * min`. Each block has its d and dmin (float16). Each group has its scale and min (small
+integers). All products are exact in float32, so only the subtraction rounds
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
 """
 
@@ -54,7 +54,7 @@ def q2_k(blocks: np.ndarray) -> KBlocks:
 
 
 def q3_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack 256 high bits, 64 bytes of low bits, 12 bytes of six-bit scales with offset 32, and d.
+    """Unpack 256 high bits, 64 bytes of low bits, 12 bytes of six-bit scales (stored plus 32), and d.
 
     A high bit of 0 subtracts 4 from the code.
     """
@@ -82,7 +82,10 @@ def q5_k(blocks: np.ndarray) -> KBlocks:
 
 
 def q6_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack 128 bytes of low bits, 64 bytes of high bits, 16 signed scales, and d. Codes have offset 32."""
+    """Unpack 128 bytes of low bits, 64 bytes of high bits, 16 signed scales, and d.
+
+    Codes are stored plus 32.
+    """
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> _NIBBLES & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _PAIRS & 3
     codes = (low.reshape(high.shape) | high << 4).reshape(-1, VALUES).view(np.int8) - np.int8(32)
@@ -90,7 +93,7 @@ def q6_k(blocks: np.ndarray) -> KBlocks:
 
 
 def iq4_xs(blocks: np.ndarray) -> KBlocks:
-    """Unpack d, eight six-bit scales with offset 32 (high bits first), and 128 bytes of indices into
+    """Unpack d, eight six-bit scales (stored plus 32, high bits first), and 128 bytes of indices into
     IQ4_VALUES.
     """
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3

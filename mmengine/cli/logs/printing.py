@@ -30,8 +30,8 @@ def existing(folder: Path) -> Path:
 def console() -> "Console":
     """Return a console for standard output.
 
-    If standard output is a pipe, the width is 160 columns, because rich's default width of 80 would truncate
-    tables. COLUMNS overrides the width.
+    The width is 160 columns in a pipe, because rich's default width of 80 would truncate tables. The
+    environment variable COLUMNS overrides the width.
     """
     from rich.console import Console  # Lazy: help does not need it.
 
@@ -47,14 +47,14 @@ def printable(text: str, most: int = MAX_SHOWN_CHARS) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `printable` text whose rich markup is escaped, for tables and marked-up lines."""
+    """Return the `printable` text with escaped rich markup."""
     from rich.markup import escape
 
     return escape(printable(text))
 
 
 def short(value: Any, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return the printable repr of a value, cut to `most` characters."""
+    """Return the printable repr of a value, truncated to `most` characters."""
     text = printable(repr(value), most + 1)
     return text if len(text) <= most else f"{text[:most]}…"
 

@@ -1,8 +1,8 @@
 """A decoder layer's feed-forward in torch: a SwiGLU or a mixture of experts.
 
-Pairs (token, expert) are sorted by expert, and each expert multiplies all its tokens at once. Rounding and
-order are as in transformers: an expert's output is rounded, multiplied by the expert's probability, and
-rounded again. A token's `top_k` results are added in float32, the likeliest expert's result first.
+Tokens are sorted by expert, and each expert multiplies all its tokens at once. Rounding is as in
+transformers: an expert's output is rounded, multiplied by the expert's probability, and rounded again. A
+token's `top_k` results are added in float32, the likeliest expert's result first.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def _mix(weights: Mixture[Linear, Tensor], gate: Gate, x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]:
-    """Select each token's experts by the router's logits [t, count]. Returns the experts' probabilities in
-    the logits' dtype, and the experts' ids (int64). Both are [t, top_k], the likeliest expert first.
+    """Return the `top_k` experts' probabilities in the logits' dtype, and their ids (int64). `logits`: the
+    router's output [t, count]. Both are [t, top_k], the likeliest expert first.
     """
     chances, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     if norm_top_k:
@@ -62,8 +62,8 @@ def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row in x [s, in] by the weight [out, in] of its expert. The rows must be sorted by
     expert.
 
-    `weights`: [count, out, in]. `ends`: int32 [count], where each expert's rows end. Does not wait for the
-    device, except if torch's grouped product does not support the sizes.
+    `weights`: [count, out, in]. `ends`: int32 [count], where each expert's rows end. Waits for the device
+    only if torch's grouped product does not support the sizes.
     """
     if x.shape[1] * x.itemsize % _ALIGNED_BYTES == 0 and weights.shape[1] * x.itemsize % _ALIGNED_BYTES == 0:
         return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)

@@ -1,9 +1,9 @@
-"""The text decoder on a GPU, with a single kernel between two matmuls. It has not been run on a GPU yet.
+"""The text decoder on a GPU, with fused kernels between the matmuls. Not yet run on a GPU.
 
-A layer has four matmuls, attention, and four kernel launches. The rotation norms and rotates q and k, and
-stores k and v in the KV cache. Two launches add to the residual and compute the next norm. The last computes
-the SiLU gate. Cosines and sines are computed once per step. The kernels round once where text.py, like
-transformers, rounds several times.
+A layer has four matmuls, attention, and four fused kernels. The first kernel normalizes and rotates q and k,
+and stores k and v in the KV cache. Two kernels add to the residual and compute the next norm. The last kernel
+computes the SiLU gate. A fused kernel rounds only its result. text.py rounds after each operation, as
+transformers does.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
-                # The next norm uses the same kernel with and without deepstack. Text tokens have zero
-                # features, and get the same bits as in a step without media.
+                # Text tokens have zero deepstack features, so they get the same bits as in a step without
+                # media.
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)

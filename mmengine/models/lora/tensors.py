@@ -1,6 +1,4 @@
-"""Loads a LoRA adapter's matrices as tensors. The matrices for a fused linear layer, such as q, k and v, are
-returned together.
-"""
+"""Loads a LoRA adapter's matrices as tensors, grouped by fused linear layer (q, k and v, for example)."""
 
 from collections.abc import Mapping
 

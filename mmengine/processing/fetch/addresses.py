@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressPolicy = Callable[[IPAddress], bool]
 
-# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice: it
-# differs between Python versions, and it accepts some addresses that lead to special services.
+# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` differs between Python
+# versions, and accepts some addresses that lead to special services.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -41,8 +41,8 @@ _ANY_PORT = 9
 def is_public(address: IPAddress) -> bool:
     """Return whether the address is public: neither in a private network nor on this machine.
 
-    IPv4 addresses inside mapped and NAT64 addresses are checked as IPv4. Compatible addresses, 6to4, Teredo
-    and a network's own NAT64 prefix are refused.
+    IPv4 addresses inside mapped and NAT64 addresses are checked as IPv4. All other IPv6 forms of IPv4
+    addresses are refused: compatible addresses, 6to4, Teredo, and a network's own NAT64 prefix.
     """
     address = unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
@@ -64,8 +64,8 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    For a local destination, the system uses the same address as the source. Connecting a UDP socket shows the
-    source address, and sends no packet.
+    The system reaches a local address from the same source address. Connecting a UDP socket reveals the
+    source address without sending a packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

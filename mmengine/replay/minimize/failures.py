@@ -2,8 +2,7 @@
 log.
 
 A kind is an invariant's name, "any" for all invariants, "stalled" (no progress), "thrash", "crash" (an
-unexpected exception), "tokens" (another request's KV was read), or "divergence" (the replay's log does not
-verify).
+unexpected exception), "tokens" (a request read wrong KV), or "divergence" (the replay's log does not verify).
 """
 
 import re
@@ -50,9 +49,7 @@ class Failure(NamedTuple):
 
     @property
     def signature(self) -> tuple[str, str]:
-        """The kind, and the text without numbers and names. Two failures with equal signatures count as the
-        same failure.
-        """
+        """The kind, and the text without numbers and names. Equal signatures count as the same failure."""
         return self.kind, _VARIES.sub("#", self.what)
 
     def __str__(self) -> str:
@@ -69,10 +66,9 @@ def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) ->
 
 
 def enough_steps(script: Script) -> int:
-    """Return the maximum number of steps in a replay. A script that does not fail within this number counts
-    as not failing.
+    """Return the maximum number of steps in a replay; later failures do not count.
 
-    The limit ensures that a replay ends even if the answer lengths in the log are wrong.
+    The limit ends a replay even if the log's answer lengths are wrong.
     """
     return 4 * script.num_steps + 10_000
 
@@ -80,8 +76,8 @@ def enough_steps(script: Script) -> int:
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Replay a script. Return the first failure of this `kind`. If a failure of another kind ends the replay
-    earlier, return that failure. Return None if nothing fails. Raises OutOfTime.
+    """Replay a script. Return the first failure of this `kind`, or an earlier failure that ends the replay,
+    or None. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     if kind == "divergence":
@@ -229,8 +225,8 @@ class _Run:
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Run the requests with an executor whose tokens depend on all KV slots that are read. Return a failure
-    if an answer differs from the request's answer in a run alone.
+    """Return a failure if a request's answer differs from its answer in a run alone. The executor computes
+    each token from all KV slots that the request reads.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
@@ -254,8 +250,8 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """Return the script with max_tokens set to the logged length if an answer ended by a stop or an error.
-    The answer then ends by length.
+    """Return the script with answers that end by length: if an answer ended by a stop or an error, its logged
+    length becomes max_tokens.
     """
     observations = []
     for each in script.observations:

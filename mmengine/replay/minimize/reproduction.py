@@ -1,6 +1,6 @@
 """Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays this log.
 
-The names and texts in a log are untrusted. Only their plain characters are written to the Python file.
+The names and texts in a log are untrusted, so only their plain characters are written to the Python file.
 """
 
 import re
@@ -45,7 +45,7 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
     requests in the original log.
 
     The folder is created either completely or not at all. Raises LogError if the folder is not empty, or if
-    the written log does not have the expected failure.
+    the written log does not reproduce the failure.
     """
     refuse_used(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """Builds a single HTML file from the page's scripts and styles, and from a log's compressed columns.
 
-A log is untrusted. Therefore only the compressed data contains texts from the log. The scripts show these
-texts as text, never as HTML. The page's content security policy allows only the page's own scripts and
-styles, identified by their hashes.
+A log is untrusted. Only the compressed data contains texts from the log, and the scripts show them as text,
+never as HTML. The content security policy allows only the page's own scripts and styles, identified by hash.
 """
 
 import base64

@@ -1,10 +1,9 @@
 """Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are divided by arrival into slices of equal size. The odd slices (first, third, ...) form one
-half, the even slices the other. A drift of the machine's speed thus affects both halves. Step times are
-fitted to the steps of one half, and the whole log is simulated with these times. The simulated latencies of
-the other half's requests are compared with the log. A prediction is trusted if the error of every latency is
-within a bound.
+The requests are divided by arrival into equal slices. The odd slices (first, third, ...) form a half, the
+even slices the other half, so a drift in the machine's speed affects both. Step times are fitted to one half.
+With these times the whole log is simulated, and the other half's simulated latencies are compared with the
+log. A prediction is trusted if the error in every latency is within a bound.
 """
 
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from mmengine.simulation.meter import Meter
 MIN_REQUESTS = 10  # Minimum number of requests in each half.
 MIN_STEPS = 25  # Minimum number of timed steps in each half.
 MAX_SLICES = 40
-MAX_PARTS = 1000  # Maximum number of slices after the last arrival.
+MAX_PARTS = 1000  # Maximum number of slices in the time after the last arrival.
 SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these seeds.
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
-# An error is also accepted up to this multiple of the relative difference between the logged halves.
+# If the logged halves differ, errors up to this multiple of their relative difference are accepted too.
 OF_DIFFERENCE = 1.5
-# If the ratio between the halves' step times exceeds this factor, the refusal names the ratio.
+# Above this ratio between the halves' step times, the refusal names the ratio.
 STEADY = 1.1
 
 
@@ -63,8 +62,8 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The comparisons of simulated and logged latencies. `why_not`: the reason why nothing could be compared,
-    or "". `slowdown`: the even half's step time for equal work, divided by the odd half's.
+    """The comparisons of simulated and logged latencies. `why_not`: why no latency could be compared, or "".
+    `slowdown`: the even half's step time divided by the odd half's, for equal work.
     """
 
     rows: tuple[HeldOut, ...] = ()
@@ -133,8 +132,8 @@ def slices_of(count: int) -> np.ndarray:
 
 def _halves(measured: Measured, slices: np.ndarray) -> tuple[list[TimedStep], list[TimedStep]]:
     """Return the steps in the odd slices and the steps in the even slices. A slice begins with its first
-    arrival. An overloaded engine runs long after the last arrival. This time is divided into slices of the
-    mean length; otherwise all its steps would be in one half.
+    arrival. The time after the last arrival is divided into slices of mean length, so that both halves get
+    steps even if the engine was overloaded.
     """
     begins_ns = measured.meter.arrived_ns[np.flatnonzero(np.diff(slices)) + 1]
     length_ns, end_ns = int(begins_ns[-1]) // len(begins_ns), measured.steps[-1].end_ns

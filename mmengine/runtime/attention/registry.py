@@ -31,8 +31,8 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# Modules whose function `unfit` tells why a built-in backend does not support a pool. A third-party backend
-# raises ConfigError when it is built.
+# Modules with a function `unfit`: why a built-in backend does not support a KV pool. A third-party backend
+# raises ConfigError instead.
 _CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
@@ -45,13 +45,12 @@ def make_backend(
     batch_invariant: bool = False,
     groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
-    """Return the backend `name`. Layers that need more than plain causal attention are computed by the CPU
-    kernels, or by torch if the CPU kernels cannot be used. With several block `groups`, each group has its
-    own backend.
+    """Return the backend `name`. Layers that need more than plain causal attention use the CPU kernels, or
+    else torch. Each group in `groups` (KV block groups) has its own backend.
 
-    "auto" tries the backends in the device's order of preference, and selects the first backend that supports
-    the pool and the model's shape, or torch if none does. With `batch_invariant`, a row's result has the same
-    bits with any other rows in the step, and with any split of its tokens into steps.
+    "auto" selects the device's preferred backend among the backends that support the pool and the model's
+    shape, or torch. With `batch_invariant`, a row's result has the same bits in any batch, and with any split
+    of its tokens into steps.
 
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.
@@ -108,7 +107,7 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    reasons: dict[str, str] = {}  # backend -> reason why it cannot be used, for the backends tried so far
+    reasons: dict[str, str] = {}  # backend -> why it cannot be used
     for name in kv.device.attention:
         capability = _CAPABILITIES.get(name)
         reason = None if capability is None else capability.unfit(spec, kv)

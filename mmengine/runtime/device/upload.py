@@ -28,8 +28,7 @@ def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
     """Copy arrays with the same dtype and width to `device` as one tensor, concatenated along the first axis.
 
-    For CUDA the arrays are concatenated directly in pinned memory, which avoids a second copy of large pixel
-    arrays (not yet run on a GPU).
+    For CUDA the arrays are concatenated directly in pinned memory (not yet run on a GPU).
     """
     if device.type == "cpu":
         return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)

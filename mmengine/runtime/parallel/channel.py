@@ -1,7 +1,7 @@
 """Messages between rank 0 and another rank (a follower), over an inherited pair of Unix sockets.
 
-A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process ends, the
-channel closes and the other process stops waiting.
+A message has its kind (one byte), its length (8 bytes, little endian) and its body. If a process ends, the
+channel closes and its peer stops waiting.
 """
 
 import socket
@@ -15,11 +15,11 @@ MAX_BYTES = 2**33  # maximum length of a body; more than the largest snapshot th
 class MessageKind(IntEnum):
     """Rank 0 sends JOB, START and STEP. A follower sends READY, FAILED and ENDS. Both send WORD.
 
-    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames with a step's
-    decisions; the follower computes the step. READY: sent when the weights are loaded, and again when the
-    follower can compute steps. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue;
-    this is its last message. WORD: a follower reports its progress while steps are captured. Rank 0 replies
-    whether all ranks sent the same word (graphs.py).
+    JOB: the model and settings (job.py). START: a snapshot with the engine's initial state. STEP: log frames
+    with the decisions for a step, which the follower computes. READY: sent when the weights are loaded, and
+    again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS: this rank's last
+    message, why the rank cannot continue. WORD: a follower's progress while steps are captured. Rank 0
+    replies whether all ranks sent the same word (graphs.py).
     """
 
     JOB = 1
@@ -36,7 +36,7 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """One end of the socket pair. `send_timeout_s`: maximum time for the peer to read a message; None: no
+    """A process's socket in the pair. `send_timeout_s`: maximum time for the peer to read a message; None: no
     limit.
     """
 
@@ -44,7 +44,7 @@ class Channel:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: MessageKind, body: bytes = b"") -> None:
-        """Send a message. Raises ChannelClosed if the peer is gone. After that no message can be sent."""
+        """Send a message. Raises ChannelClosed if the peer is gone."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)

@@ -9,9 +9,8 @@ All ranks make the same calls in the same order:
 In a replayed step the token ids and the sums are exchanged inside the graph, and the replay counts as one
 call.
 
-A rank that fails within a step makes the remaining calls with zeros, or the replay without rows. Therefore
-the other ranks never wait for this rank, and all ranks begin the next step together. The result of the failed
-step is discarded.
+A rank that fails within a step still makes the remaining calls with zeros, or the replay without rows. The
+other ranks therefore never wait for it, and the failed step's result is discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]
 
 
 class GroupLost(ExecutorLost):
-    """A rank is gone, or did not take part in an exchange in time. The group cannot be used any more."""
+    """A rank is gone or missed an exchange. The group cannot be used any more."""
 
 
 class StepGroup:
@@ -93,8 +92,8 @@ class StepGroup:
         """Return a context for all exchanges in a step. After an error in the context, the remaining calls
         are made with zeros.
 
-        If `report` is given, it gets the error before these calls, and the error is not raised. Raises
-        GroupLost if an exchange fails.
+        `report` receives the error before these calls; without `report` the error is raised. Raises GroupLost
+        if an exchange fails.
         """
         self._expected = self._exchanges(plan)
         try:
@@ -114,7 +113,7 @@ class StepGroup:
     def recording(self, bucket: Bucket) -> Iterator[None]:
         """Return a context for a captured pass or its warm-up.
 
-        If a warm-up pass fails, the remaining exchanges are still made, so that the ranks stay in step.
+        A failed warm-up pass still makes its remaining exchanges, so that no rank waits.
         """
         self._expected = self._of_layers(bucket.num_tokens)[::-1]
         try:
@@ -127,7 +126,7 @@ class StepGroup:
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
         """Replay the captured step for `bucket` by calling `launch`.
 
-        Raises GroupLost if the launch fails: the other ranks would wait for exchanges in vain.
+        Raises GroupLost if the launch fails, because the other ranks would wait for its exchanges.
         """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
             raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
@@ -196,9 +195,9 @@ class StepGroup:
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
-        if self._group is None:  # before the ranks connect, a rank measures its memory
+        if self._group is None:  # a rank measures its memory before the ranks connect
             return x
-        if self.replays:  # only in tests, in which a replay calls the captured function again
+        if self.replays:  # only in tests: a replay calls the captured function again
             self._call(call, x)
             return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):

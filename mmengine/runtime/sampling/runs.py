@@ -10,14 +10,12 @@ NOTHING = -2  # stands for a missing draft; differs from every token id and from
 
 
 class Runs(NamedTuple):
-    """The sampling positions for s rows, p in total. A row samples at its last known token and at each
-    draft.
-    """
+    """The p sampling positions for s rows. A row samples at its last known token and at each draft."""
 
     places: np.ndarray  # intp [p], index of each position in the step
-    first: np.ndarray  # intp [s], index of the first position of each row among the p positions
-    row_of: np.ndarray  # intp [p], index of the row of each position among the s rows
-    follows: np.ndarray  # int32 [p], the draft after each position; NOTHING at the last position of a row
+    first: np.ndarray  # intp [s], each row's first index in `places`
+    row_of: np.ndarray  # intp [p], each position's row, from 0 to s - 1
+    follows: np.ndarray  # int32 [p], the draft after each position; NOTHING at a row's last position
 
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
         """Return how many tokens each row returns, int64 [s]. `token_ids`: the sampled tokens,
@@ -38,7 +36,7 @@ class Runs(NamedTuple):
 
 def runs_of(plan: StepPlan) -> Runs | None:
     """Return the plan's sampling positions, or None if no sampling row has drafts."""
-    # If there are as many tokens as rows, each row has a single token, which is not a draft.
+    # With as many tokens as rows, no row has a draft.
     if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):
         return None
     num_drafts = plan.num_drafts[plan.sample]

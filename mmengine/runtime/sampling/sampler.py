@@ -13,9 +13,9 @@ The following operations are applied to a row in this order. Operations that a r
     5. Some texts must be complete within their token budget. If the chosen token would leave too few
        tokens, a token that completes the text replaces the chosen token (`close`).
 
-Within steps 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
-contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
-logits stay unchanged, except in rows with a mask.
+Steps 2 and 4 follow the order in transformers' logits processors. A row gets no token if its logits contain
+NaN or +inf, or if all are -inf. A mask changes the caller's logits in place; other rows' logits stay
+unchanged.
 """
 
 from collections.abc import Sequence
@@ -82,9 +82,7 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
         return self.logprobs is not None or self.confidences is not None
 
     def to_host(self) -> "SampledTokens":
-        """Return the tokens on the host. A copy from a GPU goes to pinned memory, and this method does not
-        wait for the copy.
-        """
+        """Return the tokens on the host. Does not wait for a copy from a GPU."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
@@ -101,8 +99,8 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
 class TokenChoice:
     """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
 
-    If `largest` is not finite, the row has failed. `logits`: if logprobs are wanted, the model's unchanged
-    logits, without masks. `allowed`: the tokens that grammars allow, if confidences are wanted.
+    A row has failed if its `largest` is not finite. `logits`: the model's unchanged logits, if logprobs are
+    wanted. `allowed`: the tokens that grammars allow, if confidences are wanted.
     """
 
     token_ids: torch.Tensor
@@ -159,7 +157,7 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(forced.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
-        """Choose tokens as `sample` does. The caller may change the choice, and must then call `conclude`."""
+        """Choose tokens, which the caller may still change. `conclude` must follow."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits, allowed = logits, None
@@ -217,8 +215,7 @@ class Sampler:
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """Count `token_ids` [s] for the penalties and history rules of their rows.
 
-        `sample` counts tokens itself, except in a step with drafts. There the accepted tokens are known only
-        when the step is read.
+        `sample` counts tokens itself, except in a step with drafts, before the accepted tokens are known.
         """
         options = batch.columns["options"]
         if len(selected := np.flatnonzero(options & PENALTIES)):
@@ -237,7 +234,7 @@ class Sampler:
         """Exclude the tokens that masks do not allow, in place, and replace `token_ids` by the likeliest
         allowed tokens.
 
-        A row's entry in `largest` becomes its largest allowed logit, unless the row has already failed.
+        `largest` becomes each row's largest allowed logit, except for failed rows.
         """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
@@ -253,8 +250,8 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s] and their bitwise or. The bit
-        MIN_TOKENS remains for rows that must still be handled.
+        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s] and their bitwise or, without
+        the bit MIN_TOKENS for handled rows.
 
         Rows with at least min_tokens tokens need nothing. On a CPU, greedy rows without other options are
         handled here: a token that ends the text is replaced in `token_ids`.

@@ -1,7 +1,7 @@
-"""Limits a text's reasoning: when its token budget is used up, the tokens of the end marker are forced.
+"""Limits a text's reasoning: when the token budget is used up, the end marker's tokens are forced.
 
-Which tokens are forced depends only on the row's earlier tokens. The reasoning therefore ends at the same
-token with and without drafts, and also after a preemption or a crash.
+Forced tokens depend only on the row's earlier tokens. The reasoning therefore ends at the same token with
+drafts, and after a preemption or a crash.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 class ReasoningState(NamedTuple):
     """A text's progress in its reasoning.
 
-    `opened`: how many start marker tokens were found so far. `said`: number of tokens after the start marker.
-    `closed`: how many tokens at the text's end match the beginning of the end marker. `is_over`: whether the
-    text has no reasoning, or the reasoning has ended.
+    `opened`: start marker tokens found so far. `said`: tokens after the start marker. `closed`: end marker
+    tokens found so far. `is_over`: whether the text has no reasoning, or the reasoning has ended.
     """
 
     opened: int = 0
@@ -53,7 +52,7 @@ class ReasoningState(NamedTuple):
 
 
 class ThinkingRows:
-    """The reasoning states for rows that have a reasoning budget and whose reasoning has not ended."""
+    """The reasoning states for rows with a reasoning budget and unfinished reasoning."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
@@ -92,7 +91,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return the ascending indices in `rows` at which the row's reasoning may continue."""
+        """Return the ascending indices in `rows` with unfinished reasoning."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

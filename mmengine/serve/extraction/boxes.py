@@ -1,6 +1,4 @@
-"""Computes where the boxes in an extraction's answers lie in the pictures, and writes the boxes to a file in
-the work folder.
-"""
+"""Converts the boxes in an extraction's answers to positions in the pictures, and writes them to a file."""
 
 import json
 from collections.abc import Iterable
@@ -27,7 +25,7 @@ def has_boxes(schema: bytes) -> bool:
 
 
 def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder: Path, out: Path) -> None:
-    """Write boxes to `out`, for each answer about a single picture. Picture paths are relative to `folder`.
+    """Write the boxes to `out`, for answers about a single picture. Picture paths are relative to `folder`.
 
     Raises InvalidRequest if the unit of the model's boxes is unknown.
     """

@@ -1,4 +1,4 @@
-"""Joins the rows of a plan with their answers, and marks doubtful fields and invalid answers."""
+"""Combines an extraction's planned rows with their answers, and flags doubtful fields and invalid answers."""
 
 import json
 import math
@@ -20,9 +20,9 @@ CUT = "the answer ended before it was complete ({}); raise --max-tokens"
 
 
 class PlacedBox(msgspec.Struct, frozen=True):
-    """A box in a picture. `pixels`: left, top, right and bottom in the picture's file. `shown`: the box in
-    fractions of the upright picture. `pixels` and `shown` are None if the answer's value is no box.
-    `problem`: why the box is invalid, or "".
+    """A box in a picture. `pixels`: left, top, right and bottom in the stored picture. `shown`: the same as
+    fractions of the upright picture. Both are None for an invalid box. `problem`: why the box is invalid, or
+    "".
     """
 
     pixels: tuple[float, float, float, float] | None
@@ -76,8 +76,8 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Results:
-    """Iterates over the results of a work folder, in the order of the table. Each iteration reads the answers
-    from the disk again, so that the answers need not fit into memory.
+    """Iterates over a work folder's results in table order. Reads the answers from disk each time, so they
+    need not fit into memory.
     """
 
     def __init__(self, work: WorkFolder, schema: bytes, min_confidence: float) -> None:
@@ -139,7 +139,7 @@ def _invalid(result: Result, error: str) -> Result:
 
 
 def _number(text: str) -> float | str:
-    """Return a number, or the number's text if the number is too large for a float."""
+    """Return a number, or its text if the number is too large for a float."""
     return value if math.isfinite(value := float(text)) else text
 
 

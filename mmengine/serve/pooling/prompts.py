@@ -1,4 +1,4 @@
-"""Builds prompts for embedding models and rerankers in the format with which the models were trained.
+"""Builds prompts for embedding models and rerankers in their training format.
 
 Sources: Qwen3-Embedding's and Qwen3-Reranker's model cards, and the scripts in Qwen3-VL-Embedding's and
 Qwen3-VL-Reranker's folders.
@@ -39,8 +39,8 @@ def embed_prompt(
 ) -> Prompt:
     """Return the prompt whose last token's state is the input's vector.
 
-    `instruction` describes the task in words; `prompt_name` chooses a prompt from the model's own list
-    instead. A text is cut after `keep` tokens. Raises InvalidRequest.
+    `instruction` describes the task in words. `prompt_name` instead chooses a prompt from the model's list. A
+    text is truncated to `keep` tokens. Raises InvalidRequest.
     """
     if instruction is not None and prompt_name is not None:
         raise InvalidRequest("give instruction or prompt_name, not both", path=("instruction",))

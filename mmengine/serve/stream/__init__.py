@@ -1,1 +1,1 @@
-"""Carries outputs from the engine's thread to callers' event loops, and records complete answers."""
+"""Passes outputs from the engine's thread to callers' event loops, and stores complete answers."""

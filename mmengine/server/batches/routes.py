@@ -1,5 +1,5 @@
-"""Handlers for /v1/batches. A batch is a file of requests. The requests run beside live calls, and continue
-after a server restart.
+"""Handlers for /v1/batches. A batch is a file with requests, which run beside live calls and survive a server
+restart.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    """Handlers for /v1/batches. `reattach_s`: seconds during which a retried call finds the batch that its
-    first try created.
+    """Handlers for /v1/batches. `reattach_s`: seconds in which a retried call gets the batch from its first
+    try.
     """
 
     def __init__(self, storage: Storage, runner: BatchRunner, admission: Admission, reattach_s: float):
@@ -110,8 +110,7 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        The earlier try is found by the Idempotency-Key. If a retry has no key, the earlier try is found by
-        the call's digest.
+        The Idempotency-Key identifies the call, or without a key the call's digest.
         """
         batches = self._storage.batches
         if key:

@@ -1,5 +1,5 @@
 """The stored responses of the Responses API, with their inputs. A later call can continue a stored response.
-The store is a database next to the log. An envelope is a call's data, stored in the log with the request.
+The store is a database next to the log. An envelope is a call's data in the log.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -14,7 +14,7 @@ from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import log_request_id, prompt_request_id
 from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
-# Bytes. If the envelope is larger, its input is written to the store instead of the log.
+# Bytes. A larger envelope's input is written to the store instead of the log.
 LARGE_ENVELOPE = 2**18
 # Bytes. An envelope with a smaller input is certainly below LARGE_ENVELOPE.
 _SMALL_INPUT = LARGE_ENVELOPE // 2
@@ -52,7 +52,7 @@ class StoredResponses:
         self.begun_before = store.begun_before
 
     def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
-        """Whether the input certainly fits into the log. In this case, `begin` stores nothing."""
+        """Whether the input certainly fits into the log, so that `begin` stores nothing."""
         if media:
             return False
         if (echo := envelope.responses) is None:
@@ -62,8 +62,8 @@ class StoredResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Store a response's input if the input has media or is too large for the log. Return the envelope
-        that is to be written to the log.
+        """Store a response's input if it has media or is too large for the log. Return the envelope for the
+        log.
         """
         if self.fits_log(envelope, media):
             return envelope
@@ -87,8 +87,8 @@ class StoredResponses:
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the previous process's unfinished responses whose requests are no longer in the log.
-        `logged_ids`: the ids in the log.
+        """Delete the previous process's unfinished responses that are not in the log. `logged_ids`: the log's
+        ids.
         """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)

@@ -1,5 +1,5 @@
-"""Decides whether the server accepts a call. The decision depends on the engine's readiness, on a shutdown in
-progress, and on the API key's fair share.
+"""Decides whether the server accepts a call, by the engine's readiness, a shutdown, and the API key's fair
+share.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from mmengine.server.http.errors import (
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
-WATCH_S = 0.5  # Seconds between two checks of whether the log can be written.
+WATCH_S = 0.5  # Seconds between two checks that the log can be written.
 
 
 class Admission:
@@ -39,8 +39,7 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
-        # The reason why the log cannot be written, or "". While a reason is set, running calls cannot
-        # continue.
+        # Why the log cannot be written, or "". With a reason, running calls cannot continue.
         self._stuck = ""
         self._tasks: set[asyncio.Task[object]] = set()  # The admitted calls' tasks.
 
@@ -79,8 +78,8 @@ class Admission:
             task.add_done_callback(self._tasks.discard)
 
     async def watch(self) -> None:
-        """Watch the log, until cancelled. If the log cannot be written for a while, cancel the tasks of all
-        admitted calls, which then send `stuck_error`.
+        """Watch the log, until cancelled. If the log cannot be written, cancel all admitted calls' tasks,
+        which then send `stuck_error`.
         """
         while True:
             stuck = self._engine.readiness().stuck
@@ -115,8 +114,8 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
-        """Return the error that ends a call because the log cannot be written. Returns None if the log can be
-        written, or during a shutdown. `can_reattach`: whether a later call may get the answer.
+        """Return the error for a call that an unwritable log ends, or None if the log is writable or the
+        server shuts down. `can_reattach`: whether a later call may get the answer.
         """
         if not self._stuck or self.is_draining:
             return None
@@ -168,9 +167,8 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Return a reservation for the body of a call with this owner. The share limits a body only if the
-        key has other bodies in progress. `is_alone`: whether the server has a single key; no share then
-        applies.
+        """Return a reservation for the body of a call with this owner. A key's only body may exceed the
+        share. `is_alone`: whether the server has a single key, which has no share.
         """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 
@@ -190,7 +188,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # About this many calls, with any key, end before a call with this key ends.
+        # About this many calls end before a call with this key ends.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,

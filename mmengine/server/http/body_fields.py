@@ -1,6 +1,6 @@
 """Tables of the fields in request bodies: whether the server supports, translates or refuses each field. Body
-structs annotate their fields with this module's functions, and bodies are checked against the tables. The
-HTTP reference is generated from the annotations.
+structs annotate their fields with this module's functions. Request checks and the HTTP reference use the
+annotations.
 """
 
 import difflib
@@ -26,10 +26,10 @@ _decode_value = msgspec.json.Decoder().decode
 class Field(NamedTuple):
     """How the server treats a body field.
 
-    `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: the values that
-    have no effect. With a neutral value, even a refused field is accepted. A lenient server ignores an
-    optional field; a strict server refuses it. `inner`: the names that the field's object may contain. Empty
-    if msgspec itself refuses unknown names, or if the field's type is not a struct.
+    `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: values without
+    an effect, accepted even in a refused field. A lenient server ignores an optional field; a strict server
+    refuses it. `inner`: the names that the field's object may contain; empty if msgspec refuses unknown names
+    or the type is not a struct.
     """
 
     name: str
@@ -65,9 +65,7 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _inner_names(hint: object) -> tuple[str, ...]:
-    """Return the names in the struct that is a field's type. Returns () if msgspec refuses unknown names in
-    this struct, or if the type is not a struct.
-    """
+    """Return `Field.inner` for a field with the type `hint`."""
     for one in get_args(get_args(hint)[0]):
         if isinstance(one, type) and issubclass(one, msgspec.Struct):
             return () if one.__struct_config__.forbid_unknown_fields else one.__struct_fields__
@@ -131,7 +129,7 @@ class Fields:
 
 
 def _is_neutral(field: Field, raw: msgspec.Raw) -> bool:
-    """Whether the value of a refused field has no effect. Raises ApiError for invalid UTF-8 or an invalid
+    """Whether a refused field has a value without an effect. Raises ApiError for invalid UTF-8 or an invalid
     number.
     """
     if not field.neutral or len(raw) > _MAX_NEUTRAL_BYTES:

@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# Response headers that a script may read, besides the headers that the standard always allows.
+# Response headers that a script may read in addition to the standard's headers.
 EXPOSED = (
     *("x-request-id", "request-id", "x-mmengine-ignored-fields", "x-mmengine-unenforced-tools"),
     *("retry-after", "x-should-retry", "traceparent", "content-disposition"),
@@ -15,8 +15,8 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     """Return an application that answers preflight requests from `origins`, and lets pages of these origins
     read responses.
 
-    A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. Pages
-    from the listed origins may also call a server in a private network (a Chromium preflight).
+    A preflight has no API key, so the application must run before the key check. Cookies are never allowed.
+    Pages may also call a server in a private network (a Chromium preflight).
     """
     if not origins:
         return app

@@ -2,8 +2,7 @@
 interpreter lock, so parsing a large body would stop the event loop.
 
 Base64 text in data: URLs or in fields named data is decoded in short steps. A random placeholder replaces
-each text. If the reader does not find every placeholder in a media field, the unchanged body is parsed
-instead.
+each text. A placeholder outside a media field was no medium; then the unchanged body is parsed.
 """
 
 import binascii
@@ -31,8 +30,8 @@ _Places = Callable[[bytes], Iterator[tuple[int, int]]]
 class UploadReference(NamedTuple):
     """A message's reference to an uploaded file.
 
-    `part`: the message part whose `url` is replaced by the file's bytes. `where`: the path of the reference
-    in the body.
+    `part`: the message part with the `url` that the file's bytes replace. `where`: the reference's path in
+    the body.
     """
 
     part: dict[str, object]
@@ -123,7 +122,7 @@ def read_without_payloads(
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
     """Return the body without its media, and the media.
 
-    For a large body, call this function on a thread. It releases the interpreter lock between short steps.
+    For a large body, call this function on a thread: it releases the interpreter lock between short steps.
     """
     payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):
@@ -134,8 +133,8 @@ def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloa
 
 
 def cut_short(body: bytes) -> bytes:
-    """Return the body with each long base64 text in a data: URL truncated to CUT_CHARS. The result is enough
-    to check the body's other fields.
+    """Return the body with long base64 texts in data: URLs truncated to CUT_CHARS, for checks on its other
+    fields.
     """
     parts, done = list[bytes](), 0
     for start, end in in_urls(body):

@@ -1,6 +1,4 @@
-"""Renders the Responses API's response object, for response bodies, events and stored responses. Also renders
-the usage.
-"""
+"""Renders the Responses API's response object and usage, for response bodies, events and stored responses."""
 
 import msgspec
 
@@ -17,8 +15,8 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Renders a request's response object. The object depends only on the request id, the envelope (the call
-    data in the log) and `of`'s arguments.
+    """Renders a request's response object from the request id, the envelope (the call data in the log) and
+    `of`'s arguments.
     """
 
     def __init__(self, request_id: str, envelope: Envelope):

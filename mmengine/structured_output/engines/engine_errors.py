@@ -5,7 +5,7 @@ import re
 from mmengine.errors import shown
 
 PANIC = "panic"  # Prefix of an error that reports a bug in llguidance.
-MAX_ERROR_CHARS = 300  # Maximum length of an error message; longer messages are cut.
+MAX_ERROR_CHARS = 300  # Longer messages are truncated.
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
@@ -43,7 +43,7 @@ _KNOWN = tuple(
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
 # The form in which llguidance quotes a pattern from a normalized schema.
 _PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
-# The lines of a grammar that llguidance quotes, and the marks below these lines.
+# The grammar lines that llguidance quotes, with the ^ below.
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)
 
 

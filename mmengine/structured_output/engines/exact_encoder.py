@@ -1,8 +1,8 @@
 """Converts text to tokens with exactly the text's bytes, even if the tokenizer would normalize the text.
 
-A grammar forces bytes. Qwen's tokenizers first apply Unicode's NFC, so U+2126 (ohm sign) becomes the token
-for U+03A9 (omega), which the grammar does not allow. Other tokenizers change the case, remove spaces, or add
-a space. Characters that a tokenizer would change are written as single-byte tokens.
+A grammar forces exact bytes, but Qwen's tokenizers first apply Unicode's NFC: U+2126 (ohm sign) becomes
+U+03A9 (omega). Other tokenizers change the case, remove spaces, or add a space. Characters that a tokenizer
+would change are encoded as single-byte tokens.
 """
 
 import unicodedata
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 class ExactEncoder:
     """Encodes text to tokens. An instance can be called like the tokenizer's `encode`.
 
-    `token_bytes` has every token's bytes, b"" for a special token. If the vocabulary lacks a token for some
-    byte, the tokenizer's tokens are returned unchanged.
+    `token_bytes`: every token's bytes, b"" for a special token. If the vocabulary lacks any single-byte
+    token, the tokenizer's tokens are returned unchanged.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]):
@@ -47,8 +47,7 @@ class ExactEncoder:
 def clusters(text: str) -> list[str]:
     """Split a text into clusters, which are character sequences that NFC normalizes independently.
 
-    A cluster depends only on the text up to the cluster's end, so the complete clusters do not change when
-    the text grows.
+    If the text grows, only its last cluster may change.
     """
     out: list[str] = []
     for char in text:

@@ -1,6 +1,4 @@
-"""Computes each field's confidence in a JSON answer. docs/how-to/structured_output.md defines the
-confidence.
-"""
+"""Computes each field's confidence in a JSON answer (see docs/how-to/structured_output.md)."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -26,9 +24,8 @@ from mmengine.token_confidence import TokenConfidence
 class FieldConfidence(msgspec.Struct, frozen=True):
     """How confident the model was in a field's value.
 
-    `p` is the probability of the value's tokens together. `min` is the smallest probability among these
-    tokens. `entropy` is the entropy in nats at the first token that decides the value. `others` has other
-    values that were likely.
+    `p`: the product of the probabilities of the value's tokens. `min`: the smallest of these probabilities.
+    `entropy`: the entropy in nats at the first token that decides the value. `others`: other likely values.
     """
 
     p: float
@@ -45,9 +42,9 @@ def field_confidences(
 ) -> dict[str, FieldConfidence]:
     """Return the confidence of each field in an answer by JSON pointer.
 
-    `source` is the normalized schema. `token_ids` has the answer's tokens, beginning with the JSON text.
-    `confidences` has an entry for each token, None for a token that another engine computed. A field with a
-    token from another engine has no confidence. `bytes_of` returns a token's bytes, b"" for a special token.
+    `source`: the normalized schema. `token_ids`: the answer's tokens, beginning with the JSON text.
+    `confidences`: each token's confidence, or None for a token from another engine. A field with such a token
+    is left out. `bytes_of`: returns a token's bytes, b"" for a special token.
     """
     pieces = [bytes_of(token) for token in token_ids]
     ends = list(accumulate(map(len, pieces)))
@@ -104,7 +101,7 @@ def _confidence(text: bytes, span: Span, steps: Sequence[Step], names: Sequence[
 
 
 def _number_end(after: Step) -> list[float]:
-    """Return the logprob that the token after a number does not continue the number."""
+    """Return [logprob that the number ends here], or [] if no likely token continues the number."""
     if after.confidence.is_forced:
         return []
     mass = math.fsum(p for data, p in after.likely if data[:1] and data[0] in CONTINUES_NUMBER)

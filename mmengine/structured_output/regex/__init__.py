@@ -1,3 +1,3 @@
-"""Parses regular expressions to syntax trees, and builds automata from these trees. Grammar parsers use the
+"""Parses regular expressions to syntax trees, and builds automata from the trees. Grammar parsers use the
 trees too.
 """

@@ -1,4 +1,6 @@
-"""Writes notes on values that a schema allows, but a format's pattern or the bounds exclude from answers."""
+"""Writes notes on values that a schema allows, but that answers cannot have because of a format's pattern or
+the bounds.
+"""
 
 from collections.abc import Iterator
 
@@ -29,7 +31,7 @@ FORMATS = {
 
 
 def format_notes(document: Document) -> tuple[Note, ...]:
-    """Return notes on formats whose pattern allows less than the RFC."""
+    """Return notes on formats with patterns that allow less than the RFC."""
     return _limited(
         Note(
             "format", f"#{join_pointer(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}"

@@ -1,8 +1,8 @@
-"""Captures a draft head's passes for several row counts, and replays them.
+"""Captures a draft head's passes as CUDA graphs for several row counts, and replays them.
 
-A pass usually computes a single layer. Launching its kernels takes longer than computing them. Each pass is
-captured alone, not the whole chain: rows have different draft counts, and attention is planned on the host
-for each length. The next pass is planned while the device computes.
+A pass usually computes a single layer, so launching its kernels takes longer than computing them. Each pass
+is a graph, because rows have different draft counts and the host plans attention for each length. The host
+plans the next pass while the device computes.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 class ChainGraphs:
     """A draft head's captured passes. Capturing writes to the dummy block in the head's KV pool.
 
-    `most`: maximum number of drafts for a row, including drafts from other drafters. `num_chains`: counts of
-    replayed chains, and by reason of chains that were not replayed.
+    `most`: maximum number of drafts for a row, including drafts from other drafters. `num_chains`: how many
+    chains were replayed, or not replayed, by reason.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChainGraphs:
     ) -> None:
         self._head, self._attention, self._block_size = head, attention, block_size
         self._sizes, self._max_rows = row_sizes(max_rows), max_rows
-        # One tensor for all inputs, so that they are uploaded in a single transfer.
+        # All inputs share a tensor, for a single upload.
         self._inputs = torch.zeros(1 + max_rows * (1 + most), dtype=torch.int64, device=head.device)
         self._at = self._inputs[:1]  # the index of the current draft
         self._positions = self._inputs[1 : 1 + max_rows]  # the position of each row in the first pass
@@ -96,18 +96,18 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Choose each row's first draft. This function is captured."""
+        """Choose each row's first draft. Captured."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Compute a pass and choose each row's next draft. This function is captured."""
+        """Compute a pass and choose each row's next draft. Captured."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)
         embeds = self._head.embed(tokens)
         z, carry = self._head.forward(self._carry[:size], embeds, positions, self._attention, 0)
         self._carry[:size].copy_(carry)
-        # The clamp is needed only while capturing, when more passes are computed than a chain has.
+        # Capturing computes more passes than a chain has, hence the clamp.
         self._at.add_(1).clamp_(max=len(self._drafts) - 1)
         self._choose(z)
 

@@ -21,7 +21,7 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     """The t tokens, in n rows, that the head reads in one pass.
 
-    A row's tokens are adjacent and have consecutive positions. For each token, the next token is known.
+    A row's tokens are adjacent and have consecutive positions. Each token's successor is known.
     """
 
     rows: np.ndarray  # intp [n]
@@ -31,14 +31,14 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
-    is_all: np.ndarray | None = None  # bool [n], whether a row has no other waiting tokens; None: all True
+    is_all: np.ndarray | None = None  # bool [n], whether the pass reads all waiting tokens; None: all True
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
     """Return the step's tokens in `rows[selected]` that the head can read. `rows`: intp [n], `selected`:
     bool [n].
 
-    Rejected drafts are left out. A row's last token is left out too if the next token is unknown.
+    Rejected drafts, and tokens without a known next token, are left out.
     """
     plan = states.plan
     aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping

@@ -14,9 +14,8 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
-# A subschema below one of these keywords is replaced by its target if it is only a $ref. Subschemas that
-# apply to their parent's value (as in allOf) are not replaced, because two subschemas with the same target
-# would then share a place.
+# If a subschema below these keywords is only a $ref, its target replaces it. Subschemas in allOf and similar
+# keywords are never replaced, because two $refs to the same target would then share a place.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
@@ -25,9 +24,9 @@ _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
 class Node(msgspec.Struct):
     """A subschema.
 
-    `schema` has the keywords that restrict values, in draft 2020-12, with absolute URIs as references.
-    `pointer` is the subschema's JSON pointer in the input. `children` maps the path to a direct subschema,
-    such as ("properties", "a"), to its place.
+    `schema`: the keywords that restrict values, in draft 2020-12, with absolute URIs as references.
+    `pointer`: the subschema's JSON pointer in the input. `children`: maps a direct subschema's path, such as
+    ("properties", "a"), to its place.
     """
 
     schema: dict | bool
@@ -40,8 +39,8 @@ class Document:
     """A parsed schema: its subschemas, with their identifiers and anchors.
 
     A resource is a schema with its own URI. `dynamic` maps a $dynamicAnchor's name to {resource's place:
-    place that defines the anchor}. The name "" stands for $recursiveAnchor in draft 2019-09. `faults` maps
-    the place of an invalid subschema to the refusal that a reference to the subschema raises.
+    anchor's place}. The name "" stands for $recursiveAnchor in draft 2019-09. `faults` maps an invalid
+    subschema's place to the error for references to the subschema.
     """
 
     nodes: list[Node] = field(default_factory=list)  # The subschemas by place; 0 is the root.
@@ -57,14 +56,14 @@ class Document:
     parts: dict[int, int] = field(default_factory=dict)  # id() of a schema object -> place.
     # The argument `key` in a call to `make` -> place.
     synthetic: dict[object, int] = field(default_factory=dict)
-    # Limits the steps to match names against patterns.
+    # Limits the work on matching names against patterns.
     budget: MatchBudget = field(default_factory=MatchBudget)
     # Scalar type -> place of the first subschema that consists of this type alone.
     scalar_parts: dict[str, int] = field(default_factory=dict)
     # $dynamicAnchor -> result of `outermost_resources` (dynamic_references.py).
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    # Notes on parts from which some allowed values are excluded.
+    # Notes on subschemas with allowed values that answers cannot have.
     narrowings: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
@@ -80,7 +79,7 @@ class Document:
     def subschema(self, place: int, *names: str | int) -> int:
         """Return a subschema's place. `names` is the path within the node's schema.
 
-        Subschemas of a schema from `make` are added to the document when they are first needed.
+        Adds a subschema of a schema from `make` to the document at its first use.
         """
         node = self.nodes[place]
         if names in node.children:
@@ -102,8 +101,7 @@ class Document:
     def _resolve_alias(self, place: int) -> int:
         """Return an equivalent place, so that equal subschemas are expanded only once.
 
-        For a $ref alone, return the reference's target. For a scalar type alone, return the first place with
-        this type.
+        A $ref alone gives its target. A scalar type alone gives the first place with this type.
         """
         seen = set()
         while place not in seen:
@@ -130,7 +128,7 @@ class Document:
     def lookup(self, reference: str, keyword: str, pointer: str) -> int:
         """Return the place to which an absolute reference leads.
 
-        `keyword` and `pointer` name the keyword with the reference, for errors.
+        `keyword` and `pointer`: the reference's keyword and position, for errors.
         """
         uri, fragment = split_uri(reference)
         found = self.resources.get(uri)

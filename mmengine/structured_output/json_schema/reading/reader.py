@@ -1,8 +1,8 @@
 """Reads a schema into a Document. Each subschema is read once, and is translated to draft 2020-12 with
 absolute URIs as references.
 
-A `$ref` may lead below an unknown keyword, or into another supplied document. The target is then read with
-its reference. A fault in a schema under $defs is an error only if a reference leads to this schema.
+A target below an unknown keyword or in another document is read when a `$ref` leads to it. A fault under
+$defs is an error only if a reference leads to the faulty schema.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 MAX_DEPTH = 64  # Maximum nesting depth of subschemas.
 MAX_SUBSCHEMAS = 20_000
 
-# Keywords whose values are copied, because the subschemas in these values are replaced.
+# Keywords with values that contain subschemas. The reader copies these values before it changes them.
 _HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP
 _SCOPING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 SchemaInput = dict | bool | str | bytes
@@ -47,7 +47,7 @@ class Scope(NamedTuple):
 
 
 class _FinalRefusal(SchemaRefused):
-    """A refusal of the whole schema, which applies even if the faulty part is never used."""
+    """Refuses the whole schema, even if the faulty part is never used."""
 
 
 @dataclass(slots=True)
@@ -59,10 +59,10 @@ class Reader:
     scopes: dict[int, Scope] = field(default_factory=dict)  # Place -> scope.
     references: list[str] = field(default_factory=list)
     aliases: list[tuple[str, str, int]] = field(default_factory=list)  # (URI, fragment, place).
-    # For draft 2019-09: keyword that `_check_2019` looks for -> its first pointer.
+    # For `_check_2019`: keyword -> its first pointer.
     of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0
-    # Whether the value that is being read is a schema according to a known keyword.
+    # Whether a known keyword makes the current value a schema.
     at_schema_position: bool = True
 
     def read(self, value: object) -> Document:
@@ -106,8 +106,7 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
-        # A fast path for schemas with only a type, which are the most common. The result is the same as
-        # below.
+        # A fast path for the most common schemas, with the same result as below.
         if has_only_type(given, self.scopes[place].draft):
             node.schema = {"type": given["type"]}
             self.document.parts[id(node.schema)] = place
@@ -152,7 +151,7 @@ class Reader:
             raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
-        """Read a subschema whose faults are errors only if a reference leads to the subschema."""
+        """Read a subschema under $defs. Its faults are errors only if a reference leads to the subschema."""
         try:
             self._walk(given, pointer, scope, depth)
         except _FinalRefusal:
@@ -203,7 +202,7 @@ class Reader:
     def _register(self, place: int, uri: str, anchor: str = "") -> None:
         """Register an identifier or anchor for a place.
 
-        An identifier or anchor that two different schemas have is marked as ambiguous.
+        If two different schemas share a name, the name becomes ambiguous.
         """
         document = self.document
         if anchor:
@@ -214,7 +213,7 @@ class Reader:
             document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Register an `id` in a schema without a known draft, and identifiers beside a $ref, unless taken."""
+        """Register the names in `aliases`, unless other schemas have registered them."""
         for uri, fragment, place in self.aliases:
             if fragment:
                 self.document.anchors.setdefault((uri, fragment), place)
@@ -266,8 +265,7 @@ def read_schema(
 ) -> Document:
     """Read a schema from JSON text or from decoded JSON (Python values).
 
-    `schemas` maps URIs to documents to which references may lead. With `strict`, unknown keywords are
-    refused.
+    `schemas` maps URIs to further documents for references. `strict` refuses unknown keywords.
     """
     size = 0
     store: dict[str, object] = {}

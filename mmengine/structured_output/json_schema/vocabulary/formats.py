@@ -1,7 +1,8 @@
-"""Patterns for the `format` values that are enforced. A pattern never allows a text that the RFC forbids.
+"""Patterns for the `format` values that are enforced. A pattern allows only texts that the format's RFC
+allows.
 
-Where no small regular expression is exact, the pattern allows less than the RFC. Leap seconds, quoted local
-parts in an email, internationalized (xn--) host names, IPv6 zones and IPvFuture are not allowed.
+Rare forms are excluded to keep the patterns small: leap seconds, quoted local parts in an email,
+internationalized (xn--) host names, IPv6 zones and IPvFuture.
 """
 
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
@@ -29,7 +30,7 @@ _LABEL = (
     rf"(?:{_ALNUM}|{_ALNUM}{{2}}|{_ALNUM}{_INNER}{_ALNUM}|{_ALNUM}{_INNER}{_ALNUM}{{2}}"
     rf"|{_ALNUM}{_INNER}(?:{_ALNUM}-|{_ALNUM}{{2}}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})"
 )
-# Three labels with 63 characters each and two dots stay below the 253 characters that a host name may have.
+# Three labels (63 characters each) and two dots stay below the limit for a host name, 253 characters.
 HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}"
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 EMAIL = rf"{_ATEXT}{{1,20}}(?:\.{_ATEXT}{{1,20}}){{0,2}}@{HOSTNAME}"
@@ -78,7 +79,7 @@ _TOKEN = r"(?:[^~/]|~[01])"
 JSON_POINTER = rf"(?:/{_TOKEN}*)*"
 RELATIVE_JSON_POINTER = rf"(?:0|[1-9]\d*)(?:#|{JSON_POINTER})"
 
-# RFC 6570: text, and expressions in braces.
+# RFC 6570: text with expressions in braces.
 _NAME_CHAR = rf"(?:\w|{_PCT})"
 _VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?::[1-9]\d{{0,3}}|\*)?"
 _LITERAL = (
@@ -100,7 +101,7 @@ FORMATS = {
     "uri": URI,
     "uri-reference": URI_REFERENCE,
     "uri-template": URI_TEMPLATE,
-    # A format that allows letters of all languages uses the corresponding ASCII format's pattern.
+    # An international format uses the ASCII format's pattern.
     "iri": URI,
     "iri-reference": URI_REFERENCE,
     "idn-email": EMAIL,
@@ -109,5 +110,5 @@ FORMATS = {
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
 
-# Formats whose pattern allows exactly what the RFC allows. All other patterns allow less.
+# Formats with exact patterns. All other patterns allow less than the RFC.
 EXACT = frozenset(("date", "uuid", "ipv4"))

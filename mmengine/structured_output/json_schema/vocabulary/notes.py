@@ -1,6 +1,4 @@
-"""A normalized schema, and the notes on it for clients: keywords without effect, and values that are
-excluded.
-"""
+"""A normalized schema, and notes for clients on keywords without effect and on excluded values."""
 
 from dataclasses import dataclass, field
 
@@ -14,9 +12,8 @@ MAX_NOTES = 100  # Maximum number of notes on a schema.
 class Note(msgspec.Struct, frozen=True):
     """A remark on a keyword in a schema.
 
-    `pointer` is a JSON pointer (RFC 6901; "#" is the root) to the first position to which the note applies.
-    `count` is the number of such positions. `warning` says whether the schema may differ from its author's
-    intention.
+    `pointer`: a JSON pointer (RFC 6901; "#" is the root) to the first position with this remark. `count`: the
+    number of positions. `warning`: whether the schema may differ from its author's intention.
     """
 
     keyword: str
@@ -29,9 +26,9 @@ class Note(msgspec.Struct, frozen=True):
 class NormalizedSchema(msgspec.Struct, frozen=True):
     """A normalized schema, which the grammar engine enforces exactly.
 
-    `text` is the schema as JSON. `notes` has remarks on keywords without effect. `narrow` has remarks on
-    parts for which `text` allows less than the original schema. `ordered` has remarks on objects whose key
-    order is fixed only by `Bounds.ordered`.
+    `text`: the schema as JSON. `notes`: remarks on keywords without effect. `narrow`: remarks on subschemas
+    for which `text` allows less than the original. `ordered`: remarks on objects with a key order that only
+    `Bounds.ordered` fixes.
     """
 
     text: str
@@ -61,7 +58,7 @@ class Notes:
             self.left_out = True
 
     def all(self) -> tuple[Note, ...]:
-        """Return at most MAX_NOTES notes. If notes are left out, the last note says so."""
+        """Return at most MAX_NOTES notes. The last note reports omitted notes."""
         out = [msgspec.structs.replace(note, count=self.counts[key]) for key, note in self.first.items()]
         if self.left_out:
             out.append(Note("", "#", "more notes were omitted"))
