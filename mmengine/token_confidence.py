@@ -1,7 +1,7 @@
 """A token's confidence: its probability among the tokens that the grammar allowed. The event EXECUTED and the
 engine's outputs store a confidence after the token's logprobs, as pairs with negative numbers in place of
 token ids. The pairs are (LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token,
-its logprob) for the likeliest allowed tokens, the best first. A token that was the only allowed token has no
+its logprob) for the likeliest allowed tokens, the best first. A forced token (the only allowed token) has no
 FIRST_LIKELY pairs.
 """
 
@@ -18,7 +18,7 @@ class TokenConfidence(NamedTuple):
     """`logprob` and `entropy` (nats) belong to the distribution at temperature 1 over the allowed tokens.
 
     `likely`: the NUM_LIKELY likeliest allowed tokens with their logprobs, the best first; () for a forced
-    token, which was the only allowed token.
+    token.
     """
 
     logprob: float
@@ -31,7 +31,7 @@ class TokenConfidence(NamedTuple):
 
 
 def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
-    """Return the pairs that store `confidence` after a token's logprobs."""
+    """Return the pairs for `confidence`."""
     likely = [(FIRST_LIKELY - token, logprob) for token, logprob in confidence.likely]
     return [(LOGPROB, confidence.logprob), (ENTROPY, confidence.entropy), *likely]
 

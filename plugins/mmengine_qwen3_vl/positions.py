@@ -2,8 +2,8 @@
 
 A position has three components: time, row and column. Each text token increases all three by 1. In an image
 that begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y,
-start + x). The next token has the position start + max(height, width). A video is a sequence of temporal
-patches, which have positions like images, with timestamps as text before each patch.
+start + x). The next token has the position start + max(height, width). In a video, each temporal patch has
+positions like an image, after a timestamp as text.
 """
 
 import math

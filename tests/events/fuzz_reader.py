@@ -26,8 +26,8 @@ NAME = Path("00000000000000000000.mmlog")
 
 
 def read(data: bytes, mode: str) -> tuple[list, bool]:
-    """Return the records, with events as bytes, and whether the end was reached. Events are not comparable,
-    because a logprob may be NaN.
+    """Return the records, and whether the end was reached. Events are bytes, because events with NaN logprobs
+    cannot be compared.
     """
     records = []
     try:

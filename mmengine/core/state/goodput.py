@@ -82,14 +82,14 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether the batch has more than doubled by arrivals. A rest then ends, because drafters can
+        """Return whether arrivals have more than doubled the batch. A rest then ends, because drafters can
         read prompts only when requests arrive.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
         """Return the level for a bucket without measurements: the level of the next larger bucket with
-        drafts. Without a larger bucket, all drafters draft in small batches, and no drafter in large batches.
+        drafts. Without such a bucket, all drafters draft in small batches, and none in large batches.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
         if larger:

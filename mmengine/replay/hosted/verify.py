@@ -26,7 +26,7 @@ from mmengine.replay.verify_report import Divergence, VerifyReport
 # The maximum for `max_waiting`, because vLLM does not limit the number of waiting requests.
 MAX_WAITING = 2**20
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
-PROGRESS = "progress"  # Name of an invariant: a call schedules something if it can.
+PROGRESS = "progress"  # Invariant: a call schedules a request if possible.
 _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
 
 
@@ -103,7 +103,7 @@ class HostedVerifier:
         self._engine = engine
         self._folded = log.first_state() if self._engine is None else None
         self._rows = RecordedRows(log.config.block_size)
-        self._is_over = False  # If True, the rest of the log is only counted.
+        self._is_over = False  # Whether the remaining records are only counted.
         self._call: list[Record] = []  # The records of the scheduling call that is being read.
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self._last: Record | None = None

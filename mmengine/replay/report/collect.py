@@ -298,7 +298,7 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the line number (int32) for each lane's drawing: the first free line at the lane's start.
+    """Return each lane's line number in the drawing (int32): the first free line at the lane's start.
     `start`, `end`: steps. The lanes are ordered by start.
     """
     slots = np.zeros(len(start), np.int32)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """An event in a device's queue of work, like torch.cuda.Event."""
+    """A device event, like torch.cuda.Event."""
 
     def record(self) -> None:
         """Record the event on the current device's current stream."""
@@ -49,9 +49,7 @@ class CopyStream(Protocol):
 
 
 class Recorder(Protocol):
-    """Captures the work that a function launches on the device, so that a single launch can replay the
-    work.
-    """
+    """Captures the work that a function launches on the device, for replays with a single launch."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Return a function that replays `compute`'s work on the same tensors.

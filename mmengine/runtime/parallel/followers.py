@@ -45,7 +45,7 @@ class Followers:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # The child must find the same modules as this process, however this process was started.
+                # The child must find the same modules as this process.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
         except OSError as error:

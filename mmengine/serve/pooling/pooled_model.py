@@ -1,5 +1,5 @@
-"""Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder. Also
-checks whether a model supports a task.
+"""Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder, and
+refuses other tasks.
 
 The files have sentence-transformers' format: `modules.json`, a folder for each module, and
 `config_sentence_transformers.json` with the prompts. The files are untrusted: their sizes are limited, and
@@ -33,7 +33,7 @@ YES, NO = "yes", "no"
 class PooledModel:
     """A model's task, and its settings for pooled requests, which return a vector.
 
-    `has_media`: whether prompts are chat messages, which may contain images, rather than texts. `normalizes`:
+    `has_media`: whether prompts are chat messages with optional images; else texts. `normalizes`:
     whether vectors are scaled to length 1 by default. `prompts`: prefixes for inputs, by name.
     `default_prompt`: the name of the prefix for calls without a prompt name. `tokens`: token ids whose logits
     give a reranker's score: "relevant", and optionally "not relevant".

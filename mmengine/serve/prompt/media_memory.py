@@ -39,8 +39,8 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 
 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
-    """Return a process pool that normalizes large schemas from untrusted callers. None, for normalization in
-    threads, if `media_decoding="threads"`.
+    """Return a process pool that normalizes large schemas from untrusted callers. Returns None if
+    `media_decoding="threads"`: threads then normalize schemas.
     """
     if config.media_decoding == "threads":
         return None

@@ -1,6 +1,6 @@
 """Parses and encodes the JSON lines in request files and answer files.
 
-Even in invalid JSON, the custom_id is searched, so that the answer can name the request.
+The custom_id is read even from invalid JSON, for the answer line.
 """
 
 import json

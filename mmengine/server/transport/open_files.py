@@ -8,7 +8,7 @@ from contextlib import suppress
 def raise_limit() -> None:
     """Raise the soft limit on open files to the hard limit.
 
-    The usual soft limit (1024) protects programs that call select(2), unlike mmengine.
+    The usual soft limit (1024) protects programs that call select(2). mmengine never calls select(2).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS reports an infinite hard limit, but rejects an infinite soft limit.
