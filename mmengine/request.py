@@ -204,7 +204,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 # Options of a prefill-only request: the engine computes the prompt for a later request and samples nothing.
-# Callers cannot send these options, because max_tokens 0 is outside the range below.
+# Callers cannot send max_tokens 0, which is outside the range below.
 PREFILL = SamplingParams(max_tokens=0)
 
 _INT_RANGES = (

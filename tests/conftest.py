@@ -138,7 +138,7 @@ def dots_in_order(kernel_device, monkeypatch):
     """Make the interpreter's `tl.dot` add an element's products one after another.
 
     The interpreter normally calls BLAS, where an element's rounding depends on its position in the tile. A
-    GPU has no such dependence, so nothing is replaced.
+    GPU has no such dependence, and keeps its own `tl.dot`.
     """
     if kernel_device.type == "cpu":
         from triton.runtime.interpreter import InterpreterBuilder

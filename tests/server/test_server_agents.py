@@ -1,4 +1,4 @@
-"""Tests of the calls that coding agents and chat pages send, with ten turns for each client.
+"""Tests calls from coding agents and chat pages, with ten turns for each client.
 
 agent_turns.json has each client's fields, blocks and tools. In this file, `{n}` is the turn's number.
 agent_sizes.py replaces {system} and {result} with generated texts.
@@ -76,7 +76,7 @@ def test_ten_turns_of_each_client_are_answered(long, name):
         status, headers, text = long.call(client["path"], body, client.get("headers"))
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
-        if name != "aider":  # It does not ask for the usage.
+        if name != "aider":  # aider does not request the usage.
             num_tokens, num_cached = usage_of(text)
             assert num_cached >= 0.9 * last  # The previous prompt is a prefix, except for its last tokens.
             last = num_tokens

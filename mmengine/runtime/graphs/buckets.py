@@ -1,5 +1,4 @@
-"""Decides which steps are replayed from CUDA graphs, and in which size. The decision depends only on the
-plan.
+"""Decides from a step's plan whether the step is replayed from a CUDA graph, and in which size.
 
 A bucket is a captured batch size. Each row count in `row_sizes` has a bucket with one token per row. If rows
 may have drafts, the row count also has a bucket with 1 + num_drafts tokens per row. Smaller steps are padded

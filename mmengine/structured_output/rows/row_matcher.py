@@ -5,7 +5,7 @@ A draft grammar allows only some of the texts that the row's grammar allows. A d
 more tokens, which become drafts. While the text fits a draft grammar, only the draft grammar's matcher
 consumes tokens. The row's own matcher catches up later, for example when a mask is needed.
 
-Draft tokens are consumed when they are proposed. Rejected draft tokens are rolled back later.
+Matchers consume proposed draft tokens at once, and roll back rejected draft tokens later.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class RowMatcher:
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
         # The matcher for a draft grammar that the text has fitted so far.
         self._draft_matcher: TextMatcher | None = None
-        self._is_lazy = False  # Whether sampled tokens are checked after sampling, without masks.
+        self._is_lazy = False  # Whether tokens are checked after sampling, without masks.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
         """Continue from the tokens `said`. The grammar's matcher `matcher` must have consumed them."""
@@ -127,7 +127,7 @@ class RowMatcher:
         return token_ids[behind:]
 
     def consume(self, token_ids: Sequence[int], ends: frozenset[int]) -> tuple[int, bool]:
-        """Consume tokens until one is not allowed or the text is complete.
+        """Consume tokens up to the first token that is not allowed, or the end of the text.
 
         Returns (number of consumed tokens, whether the text is complete).
         """
@@ -179,9 +179,7 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` forced next tokens, from the draft grammar if there is a fitting draft
-        grammar.
-        """
+        """Return at most `most` forced next tokens, from a fitting draft grammar if possible."""
         if self.pending_start is not None or not most:
             return ()
         leader = self._lead()
