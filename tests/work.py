@@ -1,4 +1,4 @@
-"""Counts function calls instead of time, so that tests of a call's cost pass on busy machines."""
+"""Measures a call's cost in function calls instead of time, so that tests pass on busy machines."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def count_calls(function: Callable[..., Any], *arguments: Any) -> int:
-    """Return how many functions `function(*arguments)` calls on this thread, including C functions."""
+    """Return how many calls `function(*arguments)` makes on this thread, including C functions."""
     count = 0
 
     def count_call(frame: Any, event: str, _: Any) -> None:

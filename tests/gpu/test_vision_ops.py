@@ -45,10 +45,7 @@ def test_wrong_or_failing_kernels_are_detected():
 
 
 def test_the_varlen_call_fits_torchs_signature(monkeypatch):
-    """Replace torch's varlen attention, which needs a GPU, by a fake.
-
-    The fake binds the call to the real signature and attends frame by frame.
-    """
+    """The call fits the real signature. A fake computes the attention, which needs a GPU."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     from inspect import signature
 

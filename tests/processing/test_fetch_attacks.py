@@ -1,6 +1,4 @@
-"""Tests the media fetcher against hosts that lie, disconnect, send slowly and redirect, on real loopback
-sockets.
-"""
+"""Tests the media fetcher against hostile and broken hosts, on loopback sockets."""
 
 import gzip
 import threading
@@ -98,7 +96,6 @@ def test_odd_spellings_of_addresses_are_refused(net, host):
 
 
 def test_an_open_and_a_closed_port_inside_read_alike(net):
-    """Open and closed ports on private addresses give the same refusal: the fetcher never connects."""
     texts = set()
     for port in (net.port, 9):
         with pytest.raises(FetchRefused) as caught:
@@ -226,7 +223,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
 @pytest.mark.parametrize(
     "head",
     [
-        "Content-Length: 5000",  # Longer than the body.
+        "Content-Length: 5000",
         "Content-Length: 10\r\nContent-Length: 20",
         "Content-Length: -1",
         "Content-Length: ten",
@@ -258,7 +255,7 @@ def test_heads_without_end_are_refused(net):
 
 
 def test_a_body_in_tiny_pieces_is_refused(net):
-    """The fetcher refuses a body in thousands of tiny pieces, because each piece costs interpreter time."""
+    """The fetcher refuses a body in thousands of tiny chunks, because each chunk costs CPU time."""
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
     assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"

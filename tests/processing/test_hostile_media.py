@@ -1,5 +1,5 @@
-"""Tests files that cost more to decode than their size suggests: a decoder process decodes or refuses each
-within its limits.
+"""Tests small files that are expensive to decode: a decoder process decodes or refuses each file within its
+limits.
 """
 
 import io
@@ -21,9 +21,9 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video_file import VideoFile
 from mmengine.processing.workers.decoders import Decoders
 
-SIZE = 2**18  # Bytes of a hostile file.
+SIZE = 2**18  # Bytes per hostile file.
 LIMIT_S = 1.0
-REFUSED = {  # Files that are refused by their first bytes, before a library opens them.
+REFUSED = {  # Files that are refused before a library opens them.
     "webp_canvas": "of 16384 x 16384 has more than 67108864 pixels",
     "bmp_lines": "a run-length coded BMP of 8000 x 8000 pixels, more than 4194304",
 }
@@ -136,7 +136,7 @@ def test_more_views_of_a_photo_are_no_animation():
 
 
 def test_scans_behind_the_picture_are_not_its_own():
-    """Phones append a video or further pictures to a photo. The appended scans are not decoded."""
+    """Phones append a video or further pictures to a photo. The decoder ignores them."""
     data = encoded(picture(64, 64), "JPEG", progressive=True)
     assert load(data + data * 200).size == (64, 64)
 

@@ -1,6 +1,4 @@
-"""Tests how the hybrid family's experts are loaded: from separate or stacked tensors, from FP8 tensors, and
-with quantisation to int8 at loading.
-"""
+"""Tests how Qwen3.5's experts are loaded: from separate, stacked or FP8 tensors, and quantised to int8."""
 
 import shutil
 
@@ -37,7 +35,7 @@ def rewritten(folder, out, change):
 
 
 def scores(folder, **settings):
-    """Return, for each prompt, the tokens and log-probabilities of a bfloat16 engine."""
+    """Return a bfloat16 engine's tokens and log-probabilities for each prompt."""
     sizes = {"num_blocks": 257, "max_model_len": 256, "num_threads": 1, "spec": "none"}
     config = EngineConfig.from_dict(sizes | settings)
     with Engine(folder, device="cpu", dtype="bfloat16", config=config) as engine:
@@ -47,7 +45,7 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
-    """As on the hub, the file also contains a draft head, which the loader ignores."""
+    """The loader ignores the draft head in the file."""
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)
@@ -68,7 +66,6 @@ def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
 
 
 def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
-    """An FP8 model gives the same bits as the dequantised model."""
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)
     meant = to_fp8(folder, block=(48, 64))

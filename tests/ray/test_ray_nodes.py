@@ -1,4 +1,4 @@
-"""A cluster node is lost with all its replicas, and no client notices."""
+"""Tests that clients notice nothing when a cluster node and its replicas are lost."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 
 def test_a_node_is_removed_in_the_middle(tmp_path, monkeypatch):
-    # Ray replaces a loopback address by a network address, which may not reach this machine.
+    # Ray would replace the loopback address by a network address that may be unreachable.
     monkeypatch.setattr(ray._private.services, "get_node_ip_address", lambda *given: HERE)
     store = 80 * 2**20
     cluster = Cluster(

@@ -1,5 +1,5 @@
-"""Changes a log's decisions to false values in range. A replay can often continue, with a state that no
-engine has.
+"""Changes a log's decisions to wrong but plausible values. A replay often continues, with a state that no
+engine can have.
 """
 
 import random
@@ -15,8 +15,8 @@ replace = msgspec.structs.replace
 
 
 def _column(column: bytes | None, high: int, rng: random.Random) -> bytes | None:
-    """Return the column with one or two changed values. Each is a random value below `high`, or the column's
-    first value.
+    """Return the column with one or two changed values: a random value below `high`, or the column's first
+    value.
     """
     if not column:
         return np.array([rng.randrange(high)], np.int32).tobytes() if rng.random() < 0.3 else column
@@ -27,7 +27,7 @@ def _column(column: bytes | None, high: int, rng: random.Random) -> bytes | None
 
 
 def plausible(event: ev.Event, config: EngineConfig, names: list[str], rng: random.Random) -> ev.Event:
-    """Return the event with a false value in range, if the event is a decision; else the same event."""
+    """Return a decision with a wrong but plausible value, and any other event unchanged."""
     rows, blocks = config.max_num_seqs, config.num_blocks
     match event:
         case ev.Scheduled():
@@ -70,8 +70,8 @@ def plausible(event: ev.Event, config: EngineConfig, names: list[str], rng: rand
 
 
 def with_false_decisions(records: list[Record], rng: random.Random) -> list[Record]:
-    """Return the records with up to eight false decisions, and sometimes with a dropped decision. STARTED
-    gets an unknown decision version, so that no tool derives the decisions again.
+    """Return the records with up to eight wrong decisions, and sometimes with a dropped decision. An unknown
+    decision version in STARTED keeps the tools from recomputing the decisions.
     """
     first = records[0].event
     config = EngineConfig.from_dict(first.config)

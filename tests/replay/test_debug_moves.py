@@ -1,4 +1,4 @@
-"""Tests moves of the debugger that are interrupted, and moves back by a count."""
+"""Tests interrupted moves in the log debugger, and moves back by several steps."""
 
 import pytest
 

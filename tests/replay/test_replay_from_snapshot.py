@@ -1,5 +1,5 @@
-"""Tests that replay from any snapshot gives the same result as replay from record 0, even if the log's first
-segments are missing. Also tests how salvage uses snapshots.
+"""Tests that replay from any snapshot gives the same result as replay from record 0, even without the log's
+first segments. Also tests how salvage uses snapshots.
 """
 
 import random
@@ -22,7 +22,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first
 
-# With a filter, the whole log is read, even if a snapshot would suffice.
+# The filter makes the reader read the whole log.
 ALL = Resume(wanted=lambda name: False)
 
 
@@ -117,7 +117,6 @@ def test_a_damaged_snapshot_is_skipped(run, tmp_path):
 
 
 def damage(folder, number):
-    """Flip a bit in the middle of a segment."""
     path = segment_paths(folder)[number]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -125,9 +124,7 @@ def damage(folder, number):
 
 
 def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
-    """Salvage uses a snapshot and the records after the damage, if no request needs an earlier answer. The
-    test damages the segments in turn until salvage succeeds.
-    """
+    """Salvage uses a snapshot and the records after the damage, if no request needs an earlier answer."""
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):
         folder = shutil.copytree(run[0], tmp_path / f"log-{number}")

@@ -1,6 +1,4 @@
-"""Tests that `log why` compares the log's decisions with the scheduling rules, and names the rules' choice if
-it differs.
-"""
+"""Tests that `log why` reports decisions that differ from the scheduling rules, with the right choice."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests that verify accepts an unchanged log, and names the record that was changed."""
+"""Tests that verify accepts an unchanged log, and reports the changed record in any other log."""
 
 import msgspec
 import numpy as np
@@ -20,9 +20,7 @@ replace = msgspec.structs.replace
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Run a busy workload, and return the log's folder, its records, and the figures recorded during the
-    run.
-    """
+    """Run a busy workload, and return the log's folder, its records, and the run's live figures."""
     folder = tmp_path_factory.mktemp("run") / "log"
     live = busy_run(folder, 5)
     return folder, list(LogReader(folder)), live
@@ -64,7 +62,7 @@ def test_the_run_has_all_event_types(run):
 
 
 def test_item_parts_are_verified(tmp_path):
-    """For items that are encoded in parts, verify finds a part with a wrong end and a missing part."""
+    """If items are encoded in parts, verify detects a wrong part and a missing part."""
     busy_run(tmp_path / "run", 5, encoder_piece=4)
     records = list(LogReader(tmp_path / "run"))
     assert verify(tmp_path / "run").ok
@@ -106,7 +104,7 @@ def change_token(event):
 
 
 def test_the_step_of_a_record_is_compared(run, tmp_path):
-    """Verify finds a changed step in a record whose checksum is valid."""
+    """Verify detects a changed step in a record with a valid checksum."""
     _, records, _ = run
     for index in range(1, len(records), 7):
         changed = list(records)

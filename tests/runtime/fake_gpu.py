@@ -1,9 +1,9 @@
 """A fake GPU on which every operation that would wait for the device raises an error.
 
-Its tensors are on torch's "meta" device and have no values. Operations that need values therefore raise
-(`item`, `tolist`, `if tensor`). Operations raise too if their result's shape depends on values (`nonzero`, a
-boolean index, `repeat_interleave` without a size). This module also rejects copies that would wait: a copy
-from the host must come from pinned memory, and every copy must be non-blocking.
+Tensors are on torch's "meta" device and have no values. Operations that need values therefore raise an error:
+`item`, `tolist`, `if tensor`, and result shapes that depend on values (`nonzero`, a boolean index,
+`repeat_interleave` without a size). Copies must be non-blocking, and copies from the host must come from
+pinned memory.
 """
 
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ class _NoWaiting(TorchDispatchMode):
             return pinned(arguments[0].clone())
         if (
             operation.namespace == "aten" and operation._can_decompose()
-        ):  # in inference mode `to` arrives as one operation
+        ):  # inference mode does not decompose `to`
             with self:
                 made = operation.decompose(*arguments, **options)
             if made is not NotImplemented:
@@ -67,7 +67,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 class _NoMaking(TorchFunctionMode):
-    """Raises if a tensor is built on the device from Python numbers, because that copy waits."""
+    """Raises if Python numbers become a device tensor, because the copy waits."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = options or {}
@@ -79,7 +79,7 @@ class _NoMaking(TorchFunctionMode):
         return function(*arguments, **options)
 
 
-_pins: dict[int, torch.Tensor] = {}  # pinned tensors, keyed by address, which is unique while they are alive
+_pins: dict[int, torch.Tensor] = {}  # address -> pinned tensor, kept alive so that its address stays unique
 
 
 def pinned(tensor):
@@ -103,9 +103,7 @@ def _check(source, to, non_blocking):
 
 @contextmanager
 def nothing_to_wait_for():
-    """Return a context in which GPU tensors compute nothing, and everything that would wait for them
-    raises.
-    """
+    """Return a context in which GPU tensors compute nothing, and waiting for a GPU tensor raises an error."""
     try:
         with _NoMaking(), _NoWaiting():
             yield

@@ -1,7 +1,7 @@
 """Tests of the FlashInfer backend on a CPU, with fake wrappers.
 
-The calls must fit FlashInfer's recorded signatures. The fakes compute attention from the planned lists alone,
-so wrong lists give wrong results. FlashInfer's kernels do not run here.
+The calls must fit FlashInfer's recorded signatures. The fakes compute attention from the planned index lists
+alone, so wrong lists give wrong results.
 """
 
 import importlib.util
@@ -101,7 +101,7 @@ def test_a_version_that_stores_plans_differently_is_refused():
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_captured_step_reads_buffers_that_stay(query_len):
-    """A second `begin` for the same bucket uses the captured wrapper and buffers."""
+    """A later step in the same bucket uses the captured wrapper and buffers."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
     kv = KVPool(spec, 40, size, torch.float32, CpuDevice())
@@ -134,16 +134,15 @@ def test_a_captured_step_reads_buffers_that_stay(query_len):
 
 
 def partial_bytes(bucket, spec, multiprocessors):
-    """Return the bytes that FlashInfer reserves for a captured step in which thread blocks may share a row.
+    """Return the bytes that FlashInfer reserves for partial results in a captured step.
 
-    The formula is that of scheduler.cuh in 0.7.2: PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ,
-    PrefillPlanImpl.
+    Source: scheduler.cuh in 0.7.2 (PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ, PrefillPlanImpl).
     """
     group = spec.num_heads // spec.num_kv_heads
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # without a uniform length, every row but the first may begin a tile
+    if bucket.query_len == 1:  # every row except the first may begin a tile
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4
@@ -187,7 +186,7 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(make):
     assert attention.cache_of(0) is None
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    k[0, 0, 0] = 1000.0  # above the fp8 range, and must not become NaN
+    k[0, 0, 0] = 1000.0  # above the fp8 range; must not become NaN
     attention.append(0, k, v)
     got = attention.run(0, q).float()
     keys, values = (x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v))
@@ -241,7 +240,7 @@ def test_an_unsupported_model_is_reported(monkeypatch):
 
 
 def on_a_gpu():
-    """Return a fake pool that has only a GPU device."""
+    """Return a fake KV pool on a GPU."""
     return SimpleNamespace(device=CudaDevice())
 
 

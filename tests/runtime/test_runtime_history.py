@@ -19,7 +19,7 @@ VOCAB, ROWS = 12, 5
 
 
 def rules(random):
-    """Return random sampling parameters that use some of the tested rules."""
+    """Return sampling parameters with a random subset from the tested rules."""
     words = [tuple(map(int, random.integers(0, VOCAB, random.integers(1, 4)))) for _ in range(6)]
     words = list(dict.fromkeys(words))
     bias = {word: float(random.uniform(-4, 4)) for word in words[:3]} if random.random() < 0.7 else {}
@@ -35,7 +35,7 @@ def rules(random):
 
 
 def theirs(sampling, known, logits):
-    """Return the logits, float32 [VOCAB], that transformers' processors give after the tokens `known`."""
+    """Return transformers' processed logits, float32 [VOCAB], after the tokens `known`."""
     transformers = pytest.importorskip("transformers")
     ids, scores = torch.tensor([known]), torch.from_numpy(logits.copy())[None]
     if sampling.sequence_bias:
@@ -60,7 +60,7 @@ class Table:
         self.known, self.sampling = [[] for _ in range(ROWS)], [None] * ROWS
 
     def admit(self, row):
-        """Admit a request to `row`. Like a preempted request, it may have output tokens already."""
+        """Admit a request to `row`, perhaps with output tokens, as after a preemption."""
         known = self.random.integers(0, VOCAB, self.random.integers(1, 20)).astype(np.int32)
         self.known[row], self.sampling[row] = known.tolist(), rules(self.random)
         prompt = known[: self.random.integers(1, len(known) + 1)]
@@ -117,7 +117,7 @@ def test_drafts_count_as_earlier_tokens_until_rejected():
             before = drafts[row_of[position]][: depth[position]]
             table.expect(rows[row_of[position]], before, logits[position], token)
         counts = runs.counts(sampled.numpy().astype(np.int32))
-        for each in range(int(counts.max())):  # one token per row at a time, as result_reader.py does
+        for each in range(int(counts.max())):  # a token per row at a time, as in result_reader.py
             positions = runs.first[counts > each] + each
             table.sampler.count(batch.take(positions), sampled[positions])
         for index, row in enumerate(rows):
@@ -138,8 +138,6 @@ def test_typical_p_equals_transformers():
 
 
 def test_a_grammar_with_typical_p_is_masked_first():
-    """Whether a token is typical depends on the other tokens, so the mask must be applied before the
-    filter.
-    """
+    """Typical-p must see masked logits, because it compares each token with all tokens."""
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
     assert uses_lazy_mask(options).tolist() == [True, False, True]

@@ -1,5 +1,5 @@
-"""Tests the threads that call a block store: forgotten requests cause no reads, and store errors do not end
-the threads.
+"""Tests the block store's client threads: aborted requests cause no reads, and store errors do not end a
+thread.
 """
 
 import threading
@@ -112,7 +112,7 @@ def test_an_aborted_request_leaves_no_features_and_no_reads(client_of, at):
     store.gate.set()
     until(lambda: told)
     assert [(event.request_id, len(event.items)) for event in told] == [("r4", 1)]
-    # One read for the last request and, with "get", one that had already begun for the first request.
+    # The last request's read and, with "get", the first request's read, which had begun before the abort.
     assert store.num_read == (2 if at == "get" else 1)
     client.forget("r4")
     assert client._features._bytes == 0 and not client._features._came
@@ -156,7 +156,7 @@ def test_a_fetch_reads_for_the_current_request(client_of):
 
 
 class Panic(BaseException):
-    """An error like a panic in a Rust extension (pyo3), which is not an Exception."""
+    """Simulates a panic in a Rust extension (pyo3): no subclass of Exception."""
 
 
 def panicking(keys):

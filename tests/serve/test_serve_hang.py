@@ -1,4 +1,4 @@
-"""After a hanging step another engine continues the log, and the streams go on."""
+"""Tests that a new engine continues the log and the streams after a hanging step."""
 
 import asyncio
 import threading
@@ -21,8 +21,8 @@ from tests.serve import serve_fakes as fakes
 
 
 class Hanging(fakes.EchoExecutor):
-    """A step with the prompt "killer" does not return until `released` is set. Only this step moves the
-    watchdogs' clock, so no step on a busy machine counts as a hang.
+    """Hangs in a step with the prompt "killer" until `released` is set. Only this step advances the
+    watchdog's clock, so a slow machine causes no hang.
     """
 
     released = threading.Event()
@@ -62,7 +62,7 @@ async def answer(engine, text):
 def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
     collect, prepared, came = Hanging.collect, Admission._prepared, threading.Event()
 
-    def held(self):  # so that the other streams still run when the killer is submitted
+    def held(self):  # keeps the other streams running until the killer is submitted
         assert self._steps < 5 or came.wait(20)
         return collect(self)
 
@@ -87,7 +87,7 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
         assert (await engine.generate("once more")).text == "ONCE MORE"
         assert engine.readiness().ready
         Hanging.released.set()
-        time.sleep(0.1)  # Threads that wake up find nothing to do.
+        time.sleep(0.1)  # Gives the released threads time to wake up.
         assert (await engine.generate("and again")).text == "AND AGAIN"
         await engine.close()
 
@@ -108,7 +108,7 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     dispatched, came = threading.Event(), threading.Event()
 
-    def slow(self, plan):  # so that the engine has the second request when the first one's step hangs
+    def slow(self, plan):  # submits the second request before the first request's step hangs
         dispatch(self, plan)
         if any(b"killer" in text for text in self.texts):
             dispatched.set()
@@ -138,8 +138,8 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
 
 
 def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp_path, monkeypatch):
-    """The caller's request is running when the step of another request hangs. A request that was never
-    scheduled ends with an error, and does not join the session.
+    """The caller's request runs when another request's step hangs. A request that was never scheduled ends
+    with an error, and the session does not contain it.
     """
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()
@@ -151,7 +151,7 @@ def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp
             assert made.text != "late>" or dispatched.wait(20)
             return made
 
-    def held(self, plan):  # until the killer runs beside the question, and the late request is prepared
+    def held(self, plan):  # waits until the killer runs with the question, and the late request is prepared
         if dispatched.is_set():  # another engine took over
             Hanging.released.set()
         elif begun.is_set():
@@ -215,14 +215,14 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
 
 
 def test_a_long_step_that_reports_progress_is_no_hang(hanging):
-    """A step that reports progress may take three times the limit. A silent step may not."""
+    """A step that reports progress may exceed the limit."""
 
     class Slow(Hanging):
         def collect(self):
             if self._steps == 0:
                 for _ in range(4):
                     Hanging.now_s += 0.8
-                    time.sleep(0.15)  # The watchdog looks.
+                    time.sleep(0.15)  # The watchdog checks the clock.
                     report_step()
             return super().collect()
 

@@ -1,4 +1,4 @@
-"""Drafts before, across and after the end of reasoning."""
+"""Tests drafts before, across and after the reasoning's end marker."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ pytest.importorskip("mmengine_shapes")
 class Script:
     """Drafts a request's known tokens, with a wrong token in about half of the drafts.
 
-    Counts the right and the wrong drafts that cross the end of reasoning.
+    Counts the right and the wrong drafts that cross the end marker.
     """
 
     name = "script"

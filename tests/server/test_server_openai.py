@@ -63,7 +63,7 @@ def test_chat_and_its_stream_say_the_same(client):
     said = client.chat.completions.create(
         model=NAME, messages=[*ASKS, choice.message, {"role": "user", "content": "And a star?"}]
     )
-    # The client's message object can be sent back.
+    # The next call accepts the client's message object.
     assert said.usage.prompt_tokens > whole.usage.total_tokens
 
 

@@ -1,4 +1,4 @@
-"""Tests that answers and events match OpenAI's API description, which `served` checks for each call."""
+"""Tests that answers and events match OpenAI's API description; `served` checks each call."""
 
 import json
 

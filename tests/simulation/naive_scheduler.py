@@ -1,6 +1,5 @@
-"""A naive scheduler with plain lists, against which the simulation is checked. It follows
-docs/explanation/policies.md, docs/how-to/simulation.md and the scheduling rules. It runs a whole scenario and
-writes the same records as the simulation.
+"""A naive scheduler with plain lists, written from docs/explanation/policies.md, docs/how-to/simulation.md
+and the scheduling rules. Tests compare its records for a scenario with the simulation's records.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -41,9 +40,7 @@ RULES = {
 
 
 class NaiveScheduler:
-    """Runs a scenario that has neither resets nor late aborts. `config`: an EngineConfig. `path`: the
-    scenario's file.
-    """
+    """Runs a scenario without resets and late aborts. `config`: an EngineConfig. `path`: the scenario file."""
 
     def __init__(self, path, raw, config):
         self.config, self.rules = config, RULES[config.policy]
@@ -112,9 +109,7 @@ class NaiveScheduler:
             self.admit()
 
     def serve_running(self, chosen):
-        """Schedule the running requests. If blocks are short, preempt the victim and decide all rows
-        again without it.
-        """
+        """Schedule the running requests. If too few blocks are free, preempt the victim and start again."""
         while chosen():
             rows, asking = self.wanted(chosen())
             needed = sum(self.further(who, count) for who, count in rows)
@@ -182,8 +177,8 @@ class NaiveScheduler:
             self.record["enc"].setdefault(who.name, []).append(index)
 
     def admit(self):
-        """Admit by rank. Requests that wait for a grammar or an encoder output are passed over; a request
-        that waits for blocks holds back all requests after it.
+        """Admit by rank. Skip requests that wait for a grammar or an encoder output. Stop at a request that
+        waits for blocks.
         """
         for who in list(self.waiting):
             if self.record["preempt"] and self.running:
@@ -256,8 +251,8 @@ class NaiveScheduler:
             self.leave(who)
 
     def sample(self, who):
-        """Return the model's tokens and the finish reason ("" if the request goes on). The tokens end with
-        the correction of the first wrong draft.
+        """Return the accepted drafts with the model's next token, and the finish reason ("" for an unfinished
+        request).
         """
         tokens, most = [], min(len(self.prompts[who.name]) + who.raw["max_tokens"], self.config.max_model_len)
         for draft in [*who.drafts, None]:
@@ -275,8 +270,8 @@ class NaiveScheduler:
 
 
 def drafts_of(who, place, count):
-    """Return at most `count` drafts. A checksum determines how many drafts are right; all later drafts are
-    wrong. The list ends before the first draft that the grammar forbids.
+    """Return at most `count` drafts: first right drafts (a checksum determines how many), then wrong drafts.
+    The list ends before the first draft that the grammar forbids.
     """
     raw, drafts = {**who.raw, "inject_bad_at": None}, []
     right = zlib.crc32(f"acc:{who.name}:{place}".encode()) % (count + 1)

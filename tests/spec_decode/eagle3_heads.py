@@ -1,4 +1,4 @@
-"""Makes tiny random draft heads in each family's file format."""
+"""Makes tiny random EAGLE-3 draft heads in each training tool's file format."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Written:
 
     config: dict
     tensors: dict
-    traits: dict = field(default_factory=dict)  # parameters for `dense`, set by the test, not the file
+    traits: dict = field(default_factory=dict)  # parameters for `dense` that are not in the file
 
     def save(self, folder):
         folder.mkdir(exist_ok=True)
@@ -119,9 +119,7 @@ def specforge():
 
 
 def angelslim():
-    """Return a head in AngelSlim's layout. It sets tie_word_embeddings although it has its own output
-    matrix.
-    """
+    """Return a head in AngelSlim's layout, with tie_word_embeddings set despite its own output matrix."""
     g = _generator(2)
     config = sizes(
         architectures=["Eagle3LlamaForCausalLM"],
@@ -142,8 +140,8 @@ def angelslim():
 
 
 def speculators():
-    """Return a head in the layout of speculators, with the flags of version 3.1, its own embedding of the
-    target's size, and explicit layer ids.
+    """Return a head in speculators' layout, with version 3.1's flags, its own embedding, and explicit layer
+    ids.
     """
     g = _generator(3)
     layer = sizes(model_type="llama", rope_parameters={"rope_theta": 20000.0, "rope_type": "default"})
@@ -249,8 +247,8 @@ def qwen3():
 
 
 def deep():
-    """Return a head with two layers and the whole vocabulary with its own output matrix. q, k and v, and gate
-    and up, are stored as fused tensors.
+    """Return a head with two layers and its own output matrix for the whole vocabulary. Fused tensors store
+    q, k and v, and gate and up.
     """
     g = _generator(6)
     config = sizes(architectures=["Eagle3Qwen3vlForCausalLM"], num_hidden_layers=2, num_aux_hidden_states=3)
@@ -268,8 +266,8 @@ FAMILIES = {f.__name__: f for f in (specforge, angelslim, speculators, modelopt,
 
 
 def edited(family, **changes):
-    """Return a family's head with changed config values. None deletes a field; `a__b` is the field b of the
-    inner object a.
+    """Return a family's head with changed config values. None deletes a field. `a__b` stands for the field b
+    in the object a.
     """
     written = FAMILIES[family]()
     for path, value in changes.items():

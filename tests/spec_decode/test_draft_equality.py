@@ -1,6 +1,4 @@
-"""Tests that answers with drafts equal answers without drafts in tokens, finish reasons, logprobs and
-texts.
-"""
+"""Tests that drafts change no answer: tokens, finish reasons, logprobs and texts stay equal."""
 
 import random
 
@@ -13,8 +11,7 @@ from tests.spec_decode.equality import Scripted, answers, assert_same, known_as,
 
 LONGEST = {"max_model_len": 112}
 WIDE = {"num_blocks": 2049, **LONGEST}
-# Both settings split prompts, images and videos, and have a KV pool that is too small for the running
-# requests.
+# Both settings prefill prompts and media in chunks, and preempt requests for lack of KV blocks.
 RECOMPUTE = {
     "num_blocks": 9,
     "max_num_seqs": 9,
@@ -59,9 +56,7 @@ WAYS = {
 
 
 def check(asked, model, log):
-    """Compare the answers with each setting in WAYS and with scripted drafters to the answers without
-    drafts.
-    """
+    """Compare the answers without drafts to answers with each setting in WAYS and with scripted drafters."""
     kinds = asked.kinds()
     assert len(kinds) == 12 and min(kinds.values()) > 0, kinds
     want = answers(asked, model, **WIDE, spec="none")

@@ -1,4 +1,4 @@
-"""Make random schemas with in-place keywords (not, oneOf, if, dependentSchemas, unevaluated…) and three
+"""Makes random schemas with logical keywords (not, oneOf, if, dependentSchemas, unevaluated…) and three
 property names.
 """
 
@@ -100,12 +100,12 @@ class Source:
 
 
 def accepts_some_order(grammar: Grammar, value: object) -> bool:
-    """Return whether some key order makes `value` acceptable."""
+    """Return whether the grammar accepts `value` with some key order."""
     return any(END in allowed(matcher) for matcher in _after(grammar.matcher.deep_copy(), value))
 
 
 def _after(matcher: LLMatcher, value: object) -> Iterator[LLMatcher]:
-    """Yield the matchers after each accepted text for `value`."""
+    """Yield the matcher's state after each accepted text for `value`."""
     if isinstance(value, dict):
         yield from _members(matcher, value, list(value))
     elif isinstance(value, list):

@@ -1,5 +1,5 @@
-"""Test that completions are valid and about as short as possible. A text with a closer must end within its
-budget whatever the model generates.
+"""Tests that completions are valid and short, and that a text with a closer always ends within its token
+budget.
 """
 
 import json
@@ -59,7 +59,7 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-LINKED = {  # "a", the shorter value of kind, leads to an endless chain.
+LINKED = {  # "a", the shorter value for kind, leads to an endless chain.
     "$ref": "#/$defs/part",
     "$defs": {
         "part": {
@@ -107,7 +107,7 @@ def close(closings, matcher, said=b"", budget=4096):
         (NODE, b'{"value":123,"parts":[{"va', 90),
         (LISTS, b"[[", 10),
         (LISTS, b"", 8),
-        (LINKED, b"", 24),  # The completion may contain the optional key next.
+        (LINKED, b"", 24),  # The completion may use the optional key "next".
         (
             {"anyOf": [{"$ref": "#/$defs/node"}, {"enum": ["a rather long word"]}], "$defs": NODE["$defs"]},
             b"",
@@ -158,7 +158,7 @@ def test_texts_that_are_not_json_are_completed(pattern, said):
 
 
 def test_a_property_may_have_the_name_of_a_number_keyword():
-    """A property named `minimum` has a schema, which must not be read as a bound."""
+    """A property named `minimum` is not a bound."""
     schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
     grammar = Grammar({"type": "object", **schema})
     closings = closings_of(grammar.text)
@@ -192,7 +192,9 @@ def test_a_budget_is_kept():
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
-    """Return the instance's first bytes, perhaps followed by random allowed bytes, and its rest."""
+    """Return a prefix (an instance's first bytes, perhaps with random allowed bytes), and the instance's
+    rest.
+    """
     text = json.dumps(data.draw(case.instances), ensure_ascii=False, separators=(",", ":")).encode()
     cut = source.randrange(len(text))
     matcher, said = grammar.matcher.deep_copy(), bytearray(text[:cut])
@@ -207,8 +209,8 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
 
 
 def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
-    """Check the completion from a random position. In half the cases the key order is fixed, and the
-    completion must be no longer than the instance. With any order, the shortest text is not always found.
+    """Check the completion from a random position. With a fixed key order (half the cases), the completion
+    must be no longer than the instance. With any order, a longer completion is allowed.
     """
     in_order = seed % 2 == 0
     grammar = Grammar(case.schema, Bounds(ordered=64 if in_order else 0))
@@ -216,7 +218,7 @@ def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
     said, rest = reach(grammar, case, data, source)
     text = close(closings_of(grammar.text), grammar.matcher, said)
     validator(case.schema).validate(json.loads(text))
-    whole = (said + rest).decode(errors="replace")  # Half a character becomes U+FFFD.
+    whole = (said + rest).decode(errors="replace")  # An incomplete character becomes U+FFFD.
     if in_order and grammar.accepts(whole):
         assert len(text.encode()) <= len(whole.encode())
 
@@ -244,8 +246,8 @@ def closer_of(grammar: Grammar, budget: int) -> Closer:
 
 
 def speak(grammar: Grammar, budget: int, source: random.Random, wanted: bytes) -> tuple[bytes, list[int]]:
-    """Simulate a model that generates `wanted` and then random allowed bytes. Returns the text, which has at
-    most `budget` tokens, and the known completion's length at each token.
+    """Simulate a model that generates `wanted` and then random allowed bytes. Returns the text (at most
+    `budget` tokens) and the completion's length at each token.
     """
     matcher, said, known = grammar.matcher.deep_copy(), bytearray(), []
     closer = closer_of(grammar, budget)
@@ -272,7 +274,7 @@ def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data
     grammar = Grammar(case.schema, Bounds())
     least = shortest(grammar)
     for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
-        # With a budget above `least` + 1, the model has no wanted text and generates random allowed bytes.
+        # With the largest budget, the model generates only random allowed bytes.
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, known = speak(grammar, budget, random.Random(seed), wanted if budget <= least + 1 else b"")
         assert len(text) <= budget
@@ -281,7 +283,7 @@ def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data
 
 
 def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) -> None:
-    """Check that consuming a text's tokens again gives the same completions."""
+    """Check that a second run over the text's tokens gives the same completions."""
     matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]
@@ -300,7 +302,7 @@ def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
 
 
 def test_words_are_not_searched_as_numbers(monkeypatch):
-    """Outside a number, the search must not read the letter e as an exponent and try thousands of numbers."""
+    """Outside a number, the search does not mistake the letter e for an exponent."""
     asked, allows = [], Search._allows_tokens
     monkeypatch.setattr(
         Search, "_allows_tokens", lambda self, way, tokens: asked.append(tokens) or allows(self, way, tokens)

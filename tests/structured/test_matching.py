@@ -1,4 +1,4 @@
-"""Test the matching of names against patterns: the results equal Python's, and the time is bounded."""
+"""Tests that matching names against patterns gives Python's results in bounded time."""
 
 import random
 import re

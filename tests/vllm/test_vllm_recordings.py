@@ -1,4 +1,4 @@
-"""Reads logs of vLLM: `images` was recorded with a model, the others without (make_recordings.py)."""
+"""Tests logs that were recorded in vLLM by make_recordings.py. Only `images` was recorded with a model."""
 
 from pathlib import Path
 
