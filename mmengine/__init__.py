@@ -4,7 +4,7 @@
     pipe = pipeline("image-text-to-text")
     pipe(text=[{"role": "user", "content": "What is a triangle?"}], max_new_tokens=32)
 
-Importing this package is cheap, because each exported name is loaded at its first use.
+Importing this package is cheap: each name is loaded at its first use.
 """
 
 import importlib

@@ -193,7 +193,7 @@ def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
 
 def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
     """Return the largest difference between the KV from captured and launched passes, divided by the largest
-    value. Infinite if the passes write to different positions.
+    value. Returns infinity if the written positions differ.
     """
     before = chains.pool.blocks.clone()
     written = []
@@ -213,9 +213,9 @@ def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainR
 
 
 def chain_seconds(shape: ModelConfig, device: str, dtype: torch.dtype, context: int) -> dict[str, float]:
-    """Return the median seconds of a chain of MAX_DRAFTS drafts for one row with `context` tokens.
+    """Return the median seconds for drafting MAX_DRAFTS tokens in a row with `context` tokens.
 
-    The keys are "captured" and "launched". The transfer of the drafts to the host is included.
+    The keys are "captured" and "launched". The time includes copying the drafts to the host.
     """
     blocks = -(-(context + MAX_DRAFTS) // BLOCK_SIZE)
     with torch.inference_mode():

@@ -28,7 +28,7 @@ OPERATIONS = (
 ROWS = 16
 DECODE_STEPS = 10  # Measured decode steps of the half-billion model.
 AHEAD = 6  # Tokens that the first rows decode at most while other rows are prefilled.
-Watch = AbstractContextManager  # A context that observes the steps inside it.
+Watch = AbstractContextManager  # A context manager that observes the steps.
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
@@ -80,7 +80,7 @@ def _answer(ours: EngineRunner, asks: list[Ask], watch: Watch) -> None:
 
 
 def _profile_one(title: str, ours: EngineRunner, work: Watched) -> tuple[list[Table], dict]:
-    """Return tables of the phases and of the forward's operations, and a tree for the flame graph."""
+    """Return two tables (step phases, torch operations), and a tree for the flame graph."""
     work(nullcontext())
     clocks = least_disturbed(ours.engine, work)
     sampler = Sampler(Engine.step)

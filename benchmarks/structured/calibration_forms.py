@@ -67,7 +67,7 @@ def scenes(count: int, seed: int, blur: float = 0.0) -> Iterator[Task]:
 
 
 def forms(count: int, seed: int) -> Iterator[Task]:
-    """Yield forms as text, with the fields in random order under different labels."""
+    """Yield text forms with varying labels and field order."""
     rng = random.Random(seed)
     for _ in range(count):
         category = rng.choice(list(GOODS))

@@ -63,8 +63,8 @@ class SnapshotFolder:
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Write the waiting snapshot, and delete old snapshots. The first snapshot in each segment and the
-        newest snapshots are kept. Only one thread at a time may call this method.
+        """Write the waiting snapshot, and delete old snapshots except the first in each segment. Not
+        thread-safe.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -77,9 +77,7 @@ class SnapshotFolder:
 
 
 def _spare(folder: Path) -> Iterator[int]:
-    """Yield the snapshots to delete: all except the first snapshot in each segment and the newest
-    snapshots.
-    """
+    """Yield the snapshots that `flush` deletes."""
     firsts = [first_sequence_of(path) for path in segment_paths(folder)]
     seen = set()
     for sequence in snapshot_sequences(folder)[:-NUM_NEWEST]:

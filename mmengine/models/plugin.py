@@ -36,8 +36,8 @@ class MediaInput:
     """A media item and its input for the encoder.
 
     `patches`: uint8 [num_patches, channels * temporal * patch²], in the encoder's order: patches in the same
-    merge x merge window are adjacent. `source`: input from which `Processor.restore` can make the same
-    patches again; None if the client sent no encoded bytes.
+    merge x merge window are adjacent. `source`: input for `Processor.restore`, or None if the client sent no
+    encoded bytes.
     """
 
     item: MediaItem
@@ -54,8 +54,7 @@ class Prepared:
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # In a session: number of template tokens before the content. They close an open video, or end the
-    # previous turn and open a new turn.
+    # In a session: number of template tokens before the content. They close a video, or start a new turn.
     num_opening: int = 0
 
 
@@ -155,7 +154,7 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """Convert a prompt string with media placeholders, as for a processor in transformers."""
+        """Convert a prompt string with media placeholders, as a transformers processor does."""
 
     def count_images(self, text: str) -> int:
         """Return how many image placeholders are in a text for `prepare_text`."""
@@ -251,8 +250,8 @@ class EncoderSize(NamedTuple):
 
 
 class EncoderCost(NamedTuple):
-    """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: the
-    frame size in patches at which attention takes as long as all other operations (encoder_cache/work.py).
+    """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: at this
+    frame size in patches, attention takes as long as all other operations (encoder_cache/work.py).
     """
 
     work_ns: int
@@ -279,8 +278,8 @@ class CapturableEncoder(Protocol):
         """
 
     def compute(self, size: EncoderSize) -> None:
-        """Compute the features in the size `size`. This call is captured. It must launch the same kernels
-        with the same addresses each time, and must never wait for the device.
+        """Compute the features in the size `size`. Because this call is captured, it must always launch the
+        same kernels with the same addresses, and never wait for the device.
         """
 
 

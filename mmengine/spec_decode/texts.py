@@ -4,7 +4,7 @@ import numpy as np
 
 from mmengine.ragged import counting
 
-TOGETHER = 64  # maximum number of steps whose tokens `settle` writes together
+TOGETHER = 64  # maximum number of steps that `settle` writes together
 
 
 class Texts:

@@ -41,7 +41,7 @@ class StoredTensor:
         self._reader, self._name, self._lock, self._is_scalar = reader, name, lock, is_scalar
 
     def __getitem__(self, _: object) -> Tensor:
-        with self._lock:  # The loader reads in several threads, and the reader counts its progress.
+        with self._lock:  # The loader uses several threads, but the reader is not thread-safe.
             read = self._reader.read(self._name)
             return read[0] if self._is_scalar else read
 
@@ -61,7 +61,7 @@ def build_empty(
     try:
         with torch.device("meta"), _default_dtype(dtype):
             return model_class(config).eval()
-    except Exception as error:  # Model classes may raise any exception for sizes that do not fit.
+    except Exception as error:  # Model classes may raise any exception for inconsistent sizes.
         raise ModelError(
             f"{model_class.__name__} cannot be built from this config.json: {in_one_line(error)[:300]}"
         ) from error
@@ -85,7 +85,7 @@ def load_weights(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> str:
-    """Read all weights of `folder` into `model`, whose parameters have no memory yet.
+    """Read all weights from `folder` into `model` (see `build_empty`).
 
     Returns a description of the quantised matrices' format in memory, or "".
 
@@ -162,7 +162,7 @@ def _check(
 
 
 def _float32_names(model: PreTrainedModel, dtype: torch.dtype, targets: dict[str, Target]) -> frozenset[str]:
-    """Return the names of parameters that stay in float32, whatever the model's dtype is."""
+    """Return the names of parameters that stay in float32 with any dtype."""
     patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
     wanted, plan = model.state_dict(), re.compile("|".join(patterns) or "$^")
     names = {target.name for target in targets.values()}
@@ -223,7 +223,7 @@ def _load_rest(
         info, _ = convert_and_load_state_dict_in_model(model, rest, settings)
     except ModelError:
         raise
-    except Exception as error:  # Conversions may raise any exception for tensors that do not fit together.
+    except Exception as error:  # Conversions may raise any exception for inconsistent tensors.
         raise ModelError(
             f"the weights in {folder} cannot be converted: {in_one_line(error)[:300]}"
         ) from error

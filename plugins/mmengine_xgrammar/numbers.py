@@ -11,7 +11,7 @@ from fractions import Fraction
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
-MAX_MODULUS = 100  # Maximum number of remainders, and thus of states per digit.
+MAX_MODULUS = 100  # Maximum number of remainders modulo the multiple.
 
 
 class NumberRefused(ValueError):

@@ -125,7 +125,7 @@ def test_an_engine_reports_weight_loading():
     told = []
     with weights_reported_to(lambda *some: told.append(some)), Engine():
         pass
-    whole = max(whole for _, whole in told)  # The model's size; the smaller draft head is loaded later.
+    whole = max(whole for _, whole in told)  # The model's size. The draft head is smaller.
     read = [num_bytes for num_bytes, of in told if of == whole]
     assert len(read) > 10 and read == sorted(read) and 0.9 < read[-1] / whole <= 1
     count = len(told)

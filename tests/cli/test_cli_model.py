@@ -60,7 +60,7 @@ def test_a_hosted_model_is_sized_from_a_run_without_values(tmp_path):
     assert (code, found["implementation"]) == (0, "transformers") and "LoRA adapters" in found["unsupported"]
     assert found["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # Layers, KV heads, head size, bfloat16.
     assert "an image is computed in one step" in found["notes"][0] and "2 of 4" in found["notes"][1]
-    # The window layers keep 12 tokens.
+    # Two layers have a window with 12 tokens.
     assert found["kv_bytes"] == 2 * 2 * 16 * 2 * (2 * 64 + 2 * 12)
     shown = CliRunner().invoke(app, ["model", "check", str(tmp_path)]).stdout
     assert "(512 bytes per token, freed behind windows)" in shown

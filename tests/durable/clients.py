@@ -210,7 +210,7 @@ def _first_other(one, two):
 def _by_choice(events, is_same):
     """Group events by choice, since the order between choices varies.
 
-    With `is_same` the events keep their ids and times, which must be equal too.
+    With `is_same`, ids and times must be equal too.
     """
     found = {}
     for event in events:
@@ -220,7 +220,7 @@ def _by_choice(events, is_same):
 
 
 def _same(answer, name):
-    """Return the answer as JSON, without values that differ between runs.
+    """Return the answer as JSON without values that vary.
 
     Ids, times, logprobs (the last bits depend on the batch), and the counts of cached prompt tokens and
     drafted tokens vary.

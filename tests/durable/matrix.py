@@ -216,7 +216,7 @@ def _least(counts):
 def at_random(one, chance, *longest_s):
     """Return a function that kills the engine at random times and returns these times.
 
-    `longest_s`: for each kill, the maximum seconds since the previous start.
+    `longest_s`: for each kill, the maximum delay in seconds.
     """
 
     def disturb():

@@ -75,7 +75,7 @@ def test_damage_before_another_segment_is_refused(records, tmp_path):
 
 
 def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
-    """The file's name disappears after the folder was listed and before the file is opened."""
+    """A packed segment's file disappears between listing the folder and opening the file."""
     writer = LogWriter(tmp_path / "log")
     for record in records:
         writer.append(record.event, record.step, record.mono_ns)

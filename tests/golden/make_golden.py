@@ -104,8 +104,8 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """Record an engine that shares a faulty block store with a second engine. Resetting the prefix cache
-    after every fifth request makes the engine fetch blocks.
+    """Record an engine that shares a faulty block store with a second engine. Prefix cache resets make the
+    engines fetch blocks.
     """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:

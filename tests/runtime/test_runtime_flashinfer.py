@@ -150,7 +150,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
 def test_the_workspace_fits_all_captured_steps(heads):
-    """Plan buckets with up to 2,048 rows and 16 drafts, for an H100 (132 multiprocessors)."""
+    """The largest buckets have 2,048 rows and 16 drafts. An H100 has 132 multiprocessors."""
     spec, log = spec_of(*heads), []
     flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
     for rows in (1, 16, 64, 128, 512, 2048):
@@ -168,7 +168,7 @@ def test_the_workspace_fits_all_captured_steps(heads):
 
 
 def meta_of(bucket, size):
-    """Return the metadata for a step with rows in the dummy block only."""
+    """Return the metadata for a step with all rows in the dummy block."""
     counts = np.full(bucket.num_rows, bucket.query_len, np.int32)
     slots = np.arange(bucket.num_tokens, dtype=np.int64) % size
     return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))

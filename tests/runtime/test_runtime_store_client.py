@@ -51,10 +51,10 @@ class HeldUp:
         return [True]
 
     def remove(self, keys):
-        """Do nothing: no value is removed."""
+        """Do nothing."""
 
     def close(self):
-        """Do nothing: nothing is open."""
+        """Do nothing."""
 
 
 @pytest.fixture

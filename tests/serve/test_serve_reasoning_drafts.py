@@ -62,7 +62,7 @@ class Script:
 def test_drafts_over_the_end_of_the_reasoning_change_nothing(
     weights, temperature, end, bias, random_weights, monkeypatch
 ):
-    """About half the drafts have a wrong token, such as EOS or a token from an end marker."""
+    """About half the drafts have a wrong token, such as EOS or an end marker token."""
     settings = {"reasoning_end": end, "token_budget": 200, "max_num_seqs": 8}
     model = random_weights if weights == "random" else None
     with Engine(model, dtype="float32", config=EngineConfig(spec="none", **settings)) as engine:

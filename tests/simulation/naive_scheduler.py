@@ -40,7 +40,7 @@ RULES = {
 
 
 class NaiveScheduler:
-    """Runs a scenario without resets and late aborts. `config`: an EngineConfig. `path`: the scenario file."""
+    """Runs a scenario without resets and late aborts. `config`: EngineConfig. `path`: the scenario file."""
 
     def __init__(self, path, raw, config):
         self.config, self.rules = config, RULES[config.policy]

@@ -99,7 +99,7 @@ def _generator(seed):
 
 
 def specforge():
-    """Return a head in EAGLE's own layout, which SpecForge and SGLang also write."""
+    """Return a head in EAGLE's layout, which SpecForge and SGLang also write."""
     g = _generator(1)
     config = sizes(
         architectures=["LlamaForCausalLMEagle3"],

@@ -74,7 +74,7 @@ def q4_k(blocks: np.ndarray) -> KBlocks:
 
 
 def q5_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack as `q4_k` does, with 256 high bits before the low bits of the codes."""
+    """Unpack as `q4_k` does. The codes' 256 high bits precede their low bits."""
     scales, mins = _six_bits(blocks[:, 4:16])
     codes = (blocks[:, 48:].reshape(-1, 4, 1, 32) >> _NIBBLES & 15).reshape(-1, 8, 32)
     codes |= (blocks[:, None, 16:48] >> _BITS & 1) << 4

@@ -75,7 +75,7 @@ def ms(nanoseconds: int) -> str:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print an object as one line of JSON, in which control characters are escaped."""
+    """Print an object as a line of JSON, with escaped control characters."""
     import json
 
     print(json.dumps(value))

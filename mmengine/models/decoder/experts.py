@@ -49,8 +49,8 @@ def _mix(weights: Mixture[Linear, Tensor], gate: Gate, x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]:
-    """Return the `top_k` experts' probabilities in the logits' dtype, and their ids (int64). `logits`: the
-    router's output [t, count]. Both are [t, top_k], the likeliest expert first.
+    """Return the experts' probabilities (in the logits' dtype) and ids (int64), each [t, top_k], the
+    likeliest expert first. `logits`: the router's output [t, count].
     """
     chances, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     if norm_top_k:

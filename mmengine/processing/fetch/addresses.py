@@ -22,7 +22,7 @@ _SPECIAL_4 = tuple(
         ),
     )
 )
-_UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # The only range for public use.
+_UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # The only public range.
 _SPECIAL_6 = tuple(
     map(
         ipaddress.IPv6Network,

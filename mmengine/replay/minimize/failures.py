@@ -154,7 +154,7 @@ class _WatchedExecutor:
 
 
 class _Run:
-    """A replay of a script. A failure that ends the replay is reported even if its kind was not requested."""
+    """A replay of a script. Reports any failure that ends the replay, even with an unrequested kind."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class HeldOut:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The comparisons of simulated and logged latencies. `why_not`: why no latency could be compared, or "".
-    `slowdown`: the even half's step time divided by the odd half's, for equal work.
+    `slowdown`: the ratio between the halves' step times for equal work (even / odd).
     """
 
     rows: tuple[HeldOut, ...] = ()

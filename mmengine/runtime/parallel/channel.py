@@ -9,17 +9,17 @@ import struct
 from enum import IntEnum
 
 _HEADER = struct.Struct("<BQ")
-MAX_BYTES = 2**33  # maximum length of a body; more than the largest snapshot that the settings allow
+MAX_BYTES = 2**33  # maximum body length; above any snapshot's size
 
 
 class MessageKind(IntEnum):
     """Rank 0 sends JOB, START and STEP. A follower sends READY, FAILED and ENDS. Both send WORD.
 
-    JOB: the model and settings (job.py). START: a snapshot with the engine's initial state. STEP: log frames
-    with the decisions for a step, which the follower computes. READY: sent when the weights are loaded, and
-    again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS: this rank's last
-    message, why the rank cannot continue. WORD: a follower's progress while steps are captured. Rank 0
-    replies whether all ranks sent the same word (graphs.py).
+    JOB: the model to load, and how to connect (job.py). START: a snapshot with the engine's initial state.
+    STEP: log frames with the decisions for a step, which the follower computes. READY: sent when the weights
+    are loaded, and again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS:
+    this rank's last message, why the rank cannot continue. WORD: a follower's progress while steps are
+    captured. Rank 0 replies whether all ranks sent the same word (graphs.py).
     """
 
     JOB = 1

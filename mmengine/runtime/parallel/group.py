@@ -81,9 +81,7 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """Set the model's sizes. `may_wait`: whether plans may have PENDING tokens, which a running step
-        samples.
-        """
+        """Set the model's sizes. `may_wait`: whether plans may have PENDING tokens (still being sampled)."""
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
@@ -185,13 +183,11 @@ class StepGroup:
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
-        """Send `features` from rank 0 to the other ranks, where they overwrite the argument. Returns the
-        features.
-        """
+        """Return rank 0's `features`. On other ranks they overwrite the argument."""
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:
-        """Return rank 0's token ids, int64 [t]. They are exchanged only if other ranks may lack some ids."""
+        """Return rank 0's token ids, int64 [t]. Exchanges them only if other ranks may lack some ids."""
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
@@ -234,8 +230,8 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """Run an exchange on the current stream, so that a captured graph has no parallel branches. On a GPU the
-    function does not wait for the exchange.
+    """Run an exchange on the current stream, so that a captured graph has no parallel branches. Does not wait
+    on a GPU.
     """
     options.asyncOp = False
     work = call([x], options)

@@ -1,6 +1,6 @@
 """Samples tokens from logits, for all rows in a step together.
 
-The following operations are applied to a row in this order. Operations that a row does not use are left out.
+A row's operations are applied in this order; unused operations are skipped.
 
     1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
        not allow are excluded, and confidences are computed (confidence.py).
@@ -59,8 +59,8 @@ COUNTED = HISTORY | PENALTIES
 class Logprobs:
     """The logprobs for m sampling rows. `indices`: these rows' indices, on the host.
 
-    `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens in
-    descending order, where k is the largest number that a row requests.
+    `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens in descending
+    order (k: the largest number that a row requests).
     """
 
     indices: np.ndarray
@@ -253,8 +253,8 @@ class Sampler:
         """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s] and their bitwise or, without
         the bit MIN_TOKENS for handled rows.
 
-        Rows with at least min_tokens tokens need nothing. On a CPU, greedy rows without other options are
-        handled here: a token that ends the text is replaced in `token_ids`.
+        Rows with at least min_tokens tokens are handled. On a CPU, greedy rows without other options are
+        handled too: another token replaces an ending token in `token_ids`.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])

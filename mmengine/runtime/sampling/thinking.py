@@ -1,7 +1,7 @@
 """Limits a text's reasoning: when the token budget is used up, the end marker's tokens are forced.
 
-Forced tokens depend only on the row's earlier tokens. The reasoning therefore ends at the same token with
-drafts, and after a preemption or a crash.
+Forced tokens depend only on the row's earlier tokens. Drafts, a preemption or a crash therefore do not change
+where the reasoning ends.
 """
 
 from collections.abc import Sequence

@@ -20,9 +20,9 @@ CUT = "the answer ended before it was complete ({}); raise --max-tokens"
 
 
 class PlacedBox(msgspec.Struct, frozen=True):
-    """A box in a picture. `pixels`: left, top, right and bottom in the stored picture. `shown`: the same as
-    fractions of the upright picture. Both are None for an invalid box. `problem`: why the box is invalid, or
-    "".
+    """A box in a picture. `pixels`: left, top, right and bottom in the stored picture. `shown`: the box in
+    fractions of the upright picture. `pixels` and `shown` are None for an invalid box. `problem`: why the box
+    is invalid, or "".
     """
 
     pixels: tuple[float, float, float, float] | None

@@ -25,7 +25,7 @@ JUDGE = (
 )
 _BEFORE = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-NOTHING = "NULL"  # the text that stands for an input without content
+NOTHING = "NULL"  # replaces an empty input
 
 
 def embed_prompt(

@@ -16,7 +16,7 @@ from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
 # Bytes. A larger envelope's input is written to the store instead of the log.
 LARGE_ENVELOPE = 2**18
-# Bytes. An envelope with a smaller input is certainly below LARGE_ENVELOPE.
+# Bytes. With a smaller input, an envelope is certainly below LARGE_ENVELOPE.
 _SMALL_INPUT = LARGE_ENVELOPE // 2
 _JSON_BYTES = 6  # Maximum number of JSON bytes per character, as in \u0000.
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode

@@ -104,7 +104,7 @@ class Admission:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether an engine step has taken so long that only a process restart helps."""
+        """Whether an engine step hangs, so that only a process restart helps."""
         return self._engine.readiness().is_frozen
 
     def _of_engine(self) -> tuple[str, ...]:

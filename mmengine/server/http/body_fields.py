@@ -16,7 +16,7 @@ from mmengine.server.http.errors import ApiError, decode_body
 MAX_FIELDS = 256
 IGNORED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
-_MAX_NEUTRAL_BYTES = 256  # Maximum JSON size of a value that is compared with a field's neutral values.
+_MAX_NEUTRAL_BYTES = 256  # Larger values are never neutral.
 _REFUSED = ("optional", "refused")
 _NULL = b"null"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -100,7 +100,7 @@ class Fields:
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
-            # The lengths are compared first, because `bytes` would copy a large value.
+            # Lengths first: `bytes` would copy a large value.
             if len(raw) == len(_NULL) and bytes(raw) == _NULL:
                 continue
             if field is None:

@@ -2,7 +2,7 @@
 interpreter lock, so parsing a large body would stop the event loop.
 
 Base64 text in data: URLs or in fields named data is decoded in short steps. A random placeholder replaces
-each text. A placeholder outside a media field was no medium; then the unchanged body is parsed.
+each text. If the reader does not use every placeholder as media, the unchanged body is parsed instead.
 """
 
 import binascii
@@ -70,7 +70,7 @@ NO_PAYLOADS = MediaPayloads()
 
 
 def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each base64 text in a data: URL that is a JSON string."""
+    """Yield the start and end of the base64 text in each data: URL."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (head := find(body, _HEAD, at)) < 0:

@@ -119,4 +119,4 @@ class Sample:
     ids: torch.Tensor  # int64 [n].
     num_prompt: int
     positions: torch.Tensor  # int64 [3, n].
-    aux_hidden_states: torch.Tensor  # float16 [n, levels, hidden], the last level is the final norm's input.
+    aux_hidden_states: torch.Tensor  # float16 [n, levels, hidden]; last level: the final norm's input.

@@ -48,7 +48,7 @@ def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray
         rows, starts, table = rows[selected], starts[selected], table[selected]
         scheduled, firsts = scheduled[selected], firsts[selected]
     counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
-    if len(plan.rows) == 1:  # with one row, the accepted tokens are the first tokens of the step
+    if len(plan.rows) == 1:  # with a single row, the accepted tokens are the step's first tokens
         count = int(counts[0])
         return HeadBatch(
             rows, counts, starts, table, slots[:count], positions[:, :count], aux_hidden_states[:count]

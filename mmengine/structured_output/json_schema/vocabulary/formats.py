@@ -23,7 +23,7 @@ _HMS = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
 _YMD = r"(?:\d{1,9}Y(?:\d{1,9}M(?:\d{1,9}D)?)?|\d{1,9}M(?:\d{1,9}D)?|\d{1,9}D)"
 DURATION = rf"P(?:{_YMD}(?:{_HMS})?|{_HMS}|\d{{1,9}}W)"
 
-# A label has letters, digits and hyphens. Its first, third, fourth and last characters are not hyphens.
+# A label has letters, digits and hyphens, but no hyphen as first, third, fourth or last character.
 _ALNUM = r"[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9-]"
 _LABEL = (
