@@ -64,7 +64,7 @@ def make_image_model(folder: Path, *, small: bool = False, layers: int | None = 
 
 
 def _mark(folder: Path, width: int, module: dict[str, object]) -> None:
-    """Write the files with which sentence-transformers describes an embedding model."""
+    """Write sentence-transformers' description files for an embedding model."""
     listed = [
         {"idx": at, "name": str(at), "path": path, "type": kind}
         for at, (path, kind) in enumerate(MODULES.items())

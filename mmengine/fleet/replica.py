@@ -113,8 +113,8 @@ class Replica:
             del self._runs[request_id]
 
     async def _vacate(self, request: ReplicaRequest) -> None:
-        """Wait for the end of an earlier attempt at the same request. The ingress has cancelled the earlier
-        attempt, but the engine may still run it.
+        """Wait for the end of the request's earlier attempt. The ingress has cancelled the earlier attempt,
+        but the engine may still run the attempt.
         """
         before = self._runs.get(request.request_id)
         if before is None or before.route != request.route:

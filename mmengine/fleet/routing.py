@@ -67,8 +67,8 @@ def _texts(prompt: Prompt) -> Iterator[str]:
 
 
 class Ring:
-    """Replica names on a consistent-hash ring. When a replica is added or removed, only keys next to its
-    points on the ring move to another replica.
+    """Replica names on a consistent-hash ring. Adding or removing a replica moves only the keys next to its
+    points on the ring.
     """
 
     def __init__(self, names: Iterable[str]):

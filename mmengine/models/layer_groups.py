@@ -29,8 +29,7 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     if not kinds:
         return ()
     if not full:
-        # A block's content identifies the previous block too, so the window must reach into the previous
-        # block.
+        # A block's content id covers the previous block, so the window must reach into the previous block.
         longest, layers = max(kinds), sum(kinds.values(), [])
         return (BlockGroup(longest, tuple(sorted(layers))),) if longest > 1 else ()
     size = len(full)

@@ -1,5 +1,5 @@
-"""A faulty block store with simulated KV: replies are late or missing, and blocks are lost, wrong or torn.
-Several engines can share the store.
+"""A faulty block store with simulated KV, for one or more engines. Replies are late or missing. Blocks are
+lost, wrong or truncated.
 """
 
 import random
@@ -31,7 +31,7 @@ class ShakyStore:
         return True
 
     def read(self, key: bytes) -> tuple[bytes, np.ndarray] | None:
-        """Return the digest and the KV in a value, or None if the value is missing or damaged."""
+        """Return a value's digest and KV, or None if the value is missing or damaged."""
         value = self.values.get(key)
         if value is None or self.strikes("lost"):
             return None

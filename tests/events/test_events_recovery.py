@@ -1,4 +1,4 @@
-"""Tests the recovery modes and continued logs: every lost record is reported, and no other record is lost."""
+"""Tests recovery modes and continued logs. The reader reports every lost record, and loses no others."""
 
 import random
 

@@ -37,7 +37,7 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
 
 
 def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
-    """Return how many of the first `count` blocks a request can share, considering only the windows.
+    """Return how many of the first `count` blocks the windows allow a request to share.
 
     The search goes backwards, in spans whose length doubles. While the first waiting request lacks free
     blocks, every decode step repeats the search, so the search must be fast.

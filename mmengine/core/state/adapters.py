@@ -1,7 +1,7 @@
 """The LoRA adapter pool: which adapters are loaded on the device, and which adapter each row uses.
 
-Sizes are in bytes. An adapter that no row uses stays loaded until its memory is needed. The least recently
-used adapter is then unloaded first.
+Sizes are in bytes. Unused adapters stay loaded until their memory is needed. The least recently used adapter
+is unloaded first.
 """
 
 from mmengine.encoder_cache.cache import EncoderCache

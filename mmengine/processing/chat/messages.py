@@ -65,7 +65,9 @@ def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
 
 
 def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the variables for the chat template, which must be JSON data, and return a copy of them."""
+    """Return a copy of the chat template's variables. Raises InvalidRequest unless the variables are JSON
+    data.
+    """
     reader = _Reader()
     for name in ("messages", "add_generation_prompt"):
         if name in given:
@@ -171,7 +173,9 @@ class _Reader:
             raise InvalidRequest(text, path=FieldPath("messages"))
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
-        """Copy the value of any other field (name, tool_calls, …), which must be JSON data."""
+        """Return a copy of any other field's value (name, tool_calls, …). Raises InvalidRequest unless the
+        value is JSON data.
+        """
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")
         if isinstance(value, str):

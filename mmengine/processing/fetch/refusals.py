@@ -33,9 +33,7 @@ REASONS = (*_TEXTS, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """A fetch that was refused. `reason`: a name in REASONS. `reason_text`: the message without the
-    item's name.
-    """
+    """A refused fetch. `reason`: a name in REASONS. `reason_text`: the message without the item's name."""
 
     code = ErrorCode.MEDIA_NOT_FETCHED
 

@@ -65,9 +65,7 @@ def batches(
 
 
 def _wall_offset_ns(folder: Path) -> int:
-    """Return the difference between the wall-clock time and the log's clock in ns, or 0 if it is unknown. The
-    difference is read from the log's first segment.
-    """
+    """Return the wall-clock time minus the log's time in ns, from the log's first segment; 0 if unknown."""
     try:
         with open_segment(segment_paths(folder)[0]) as data:
             scan = Scan(data)

@@ -1,5 +1,5 @@
-"""Puts the times in a log on a single time axis. A log may have been written by several processes with
-unrelated clocks.
+"""Puts a log's times on a single time axis. Several processes with unrelated clocks may have written the
+log.
 """
 
 from mmengine.events import vocabulary as ev

@@ -39,7 +39,7 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The fitted costs, and how the time of each logged step differs from its fitted time.
+    """The fitted costs, and each logged step's deviation from its fitted time.
 
     `classes`: the step's class; the steps of a class have the same kind and a similar size. `slowness`: the
     machine's slowness around the step, relative to the median step (1.0). `ratios`: the step's time without
@@ -47,7 +47,7 @@ class StepTimes:
     plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
 
-    `delays_ns`: (phase, kind of step) -> these steps' delays, divided by the slowness. The phase is DURING or
+    `delays_ns`: (phase, kind of step) -> the steps' delays, divided by the slowness. The phase is DURING or
     BEFORE. `delayed_ns`: the same steps' lengths. `arrivals_per_ns`: how often requests arrive while the
     engine is busy; requests that were seen together count once. `lead_ns`: a step that ends less than this
     time before an arrival is BEFORE.
@@ -73,7 +73,7 @@ class StepTimes:
 
 
 def class_of(kind: np.ndarray | int, num_rows: np.ndarray | int, fitted_ns: np.ndarray | float) -> np.ndarray:
-    """Return the class of steps: decode steps by their rows, and other steps by their fitted times."""
+    """Return each step's class. Decode steps are classed by rows, and other steps by fitted times."""
     sizes = np.where(np.asarray(kind) == DECODE, num_rows, np.maximum(fitted_ns, 1.0))
     return np.asarray(1000 * np.asarray(kind) + np.round(PER_OCTAVE * np.log2(sizes)), np.int64)
 

@@ -17,8 +17,7 @@ Shown = tuple[str | Chat, Sequence[object]]
 def source_of(images: object, text: object) -> Iterable[object] | None:
     """Return the generator, iterator or dataset that contains the call's prompts, or None.
 
-    As in transformers, a generator that yields messages is a single chat, and the messages are returned as a
-    list.
+    As in transformers, a generator that yields messages is a single chat. Returns the messages as a list.
     """
     given = images if text is None else text
     if isinstance(given, Iterator):

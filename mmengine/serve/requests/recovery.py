@@ -30,8 +30,7 @@ if TYPE_CHECKING:  # lazy, because mmengine.build imports torch
 class UnclaimedRequest(Protocol):
     """A request from the previous process to which no caller is attached.
 
-    A caller recognizes its request by the id and by `envelope`, bytes that the caller stored with the
-    request.
+    `envelope`: bytes that the caller stored with the request. A caller recognizes requests by id or envelope.
     """
 
     @property

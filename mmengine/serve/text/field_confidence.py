@@ -1,4 +1,4 @@
-"""Computes how confident the model was in each field of a JSON answer, from the answer's tokens."""
+"""Computes the model's confidence in each field of a JSON answer, from the answer's tokens."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -54,8 +54,8 @@ class BatchFiles:
         return Counts(len(self._requests), len(self.answered) - self._num_failed, self._num_failed)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Append the entries of `answers` that the files do not contain yet. Returns when the answers are
-        durable on disk. After an OSError, the method may be called again with the same answers.
+        """Append the answers that the files do not contain yet, and sync the files. After an OSError, the
+        method may be called again with the same answers.
         """
         for answer in answers:
             if answer.place not in self.answered:

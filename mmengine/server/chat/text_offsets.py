@@ -50,8 +50,8 @@ class TextOffsets:
     def of(self, tokens: Sequence[int], hidden: Sequence[int] = (), end: int | None = None) -> list[int]:
         """Return the offsets of the answer's next tokens.
 
-        `hidden`: indices of the entries in `tokens` that are not in the text. `end`: the length of the whole
-        text, if it is known. Tokens beyond `end`, such as a stop string's tokens, get the offset `end`.
+        `hidden`: indices of tokens that are not in the text. `end`: the length of the whole text, if it is
+        known. Tokens beyond `end`, such as a stop string's tokens, get the offset `end`.
         """
         offsets, left_out = [], frozenset(hidden)
         for place, token in enumerate(tokens):

@@ -101,8 +101,8 @@ class WebServer(uvicorn.Server):
     def _take_no_more(self) -> None:
         """Close the listening sockets.
 
-        If another process has the same socket, that process serves new clients. Clients with an open
-        connection can still send calls until `shutdown` begins, up to 0.1 s later.
+        Another process with the same socket then serves new clients. Clients with an open connection can send
+        calls until `shutdown` begins, up to 0.1 s later.
         """
         for server in (self._acceptor, *self.servers):
             if server is not None:

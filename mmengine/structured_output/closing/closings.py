@@ -26,7 +26,7 @@ MAX_CLOSING_TOKENS = 4096  # Maximum number of tokens in a completion.
 MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a completion.
 # Maximum number of questions to the matcher; each takes 1 to 2 µs.
 MAX_EFFORT = 100_000  # Limit for a grammar's shortest text.
-MAX_EFFORT_AT_ONCE = 4_000  # Limit after a token that was just sampled.
+MAX_EFFORT_AT_ONCE = 4_000  # Limit after each sampled token.
 MAX_EFFORT_INSIDE = 400  # Limit for ending the innermost value in a deeply nested text.
 _NO_HINTS = Hints([], [], [], [], is_bare=True)
 

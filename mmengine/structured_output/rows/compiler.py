@@ -1,4 +1,4 @@
-"""Compiles grammars on a few threads beside the engine, each grammar once and within a time limit.
+"""Compiles grammars on worker threads. Each grammar is compiled once, within a time limit.
 
 Python cannot stop a thread. If a compilation exceeds the time limit, its thread is abandoned: the grammar
 counts as failed, and a new thread takes over. If the abandoned thread finishes later, its grammar becomes

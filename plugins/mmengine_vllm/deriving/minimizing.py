@@ -192,9 +192,7 @@ class VllmProbe:
         return Expected("decision", served.calls[found.sequence], found.field, outcome)
 
     def _difference(self, script: Script) -> tuple[Divergence | None, ServedScript]:
-        """Return the first difference between the run of a script and the reference, and the served
-        script.
-        """
+        """Run a script, and return (first difference from the reference, served script)."""
         kind, self.kind = self.kind, DIVERGENCE
         try:
             served = ServedScript(self._started, script, self.name)

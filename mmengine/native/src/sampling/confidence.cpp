@@ -89,7 +89,7 @@ double sum_of(f16v lanes) {
 void take_likely(const mm_allowed& what, const Reader& reader, Words& words, int row) {
   int k = what.likely;
   float bound = NEVER;
-  if (k <= (int)words.most.size()) {  // at least k logits reach the k-th largest of the words' maxima
+  if (k <= (int)words.most.size()) {  // the k-th largest word maximum is a lower bound for the k-th largest logit
     words.some = words.most;
     std::nth_element(words.some.begin(), words.some.begin() + (k - 1), words.some.end(), std::greater<float>());
     bound = words.some[k - 1];

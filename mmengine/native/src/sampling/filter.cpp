@@ -17,7 +17,7 @@ int bucket_of(float value) { return value > -(BUCKETS - 1) / PER_UNIT ? (int)(-v
 // Writes the k largest values of the row, in descending order, to row.some.
 void take_largest(Row& row, int vocab, int k) {
   float bound = NEVER;
-  if (k <= row.groups) {  // at least k values reach the k-th largest of the groups' maxima
+  if (k <= row.groups) {  // the k-th largest group maximum is a lower bound for the k-th largest value
     row.some.assign(row.most.begin(), row.most.begin() + row.groups);
     std::nth_element(row.some.begin(), row.some.begin() + (k - 1), row.some.end(), std::greater<float>());
     bound = row.some[k - 1];

@@ -42,7 +42,7 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 
 
 class UnnamedKeys(NamedTuple):
-    """Keys that an object's schema does not name, and the schema `value` for their values.
+    """Keys that an object's schema does not name. `value`: the schema for the keys' values.
 
     The keys match `regex`. If `regex` is None, only the quantifier `times`, such as "*" or "{0,9}", limits
     the keys.
