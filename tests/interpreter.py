@@ -1,8 +1,8 @@
-"""Makes Triton's interpreter faster in the tests. Kernels compute the same values.
+"""Makes Triton's interpreter faster in the tests, with the same results.
 
-The interpreter replaces the functions of `triton.language` at each launch of a kernel, and again at each call
-of a function inside the kernel. The second replacement changes nothing, and takes up to half of the time. The
-interpreter also builds a table of all dtypes for each operation.
+The interpreter patches `triton.language` at each kernel launch, and again at each function call in the
+kernel. The second patch changes nothing and takes up to half the time. The interpreter also builds a table of
+all dtypes for each operation. This module removes the repeated work.
 """
 
 from functools import cache
@@ -30,15 +30,15 @@ def _patch_language_once_per_launch(interpreter) -> None:
     done = set()
 
     class Launch(scopes):
-        """The changes of a launch, which end with the launch."""
+        """Restores `triton.language` when a launch ends."""
 
         def restore(self) -> None:
             super().restore()
             done.discard(language)
 
     def patch_new(fn: FunctionType):
-        # A launch comes first, and its kernel uses `language`. The functions of Triton's library use
-        # `language.core`, whose changes the interpreter never restores.
+        # Kernels use `language`. Functions in Triton's library use `language.core`, which the interpreter
+        # never restores.
         wanted = {each for each in fn.__globals__.values() if each is language or each is language.core}
         if wanted <= done:
             return scopes()

@@ -2,9 +2,8 @@
 
     python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 
-The converter identifies a vocabulary by a hash of a tokenised text, and does not know the embedded
-checkpoint's. This script names Qwen's vocabulary instead. The rule for splitting texts, which this name
-selects, does not matter here, because prompts are given as ids.
+The converter fails if it does not know a checkpoint's vocabulary. This script always names Qwen's vocabulary.
+The name is not important, because the benchmarks pass prompts as token ids.
 """
 
 import runpy

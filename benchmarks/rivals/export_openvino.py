@@ -3,7 +3,7 @@
     python export_openvino.py FOLDER OUT
 
 optimum's command line converts models with more than a billion weights to int8, unless fp16 or fp32 is
-requested. With an empty OVConfig the weights keep their dtype.
+requested. An empty OVConfig keeps the dtype.
 """
 
 import sys

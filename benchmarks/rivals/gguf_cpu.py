@@ -1,17 +1,17 @@
-"""Compares mmengine with llama.cpp's packaged kernels on the same GGUF file, with the same threads, in turns.
+"""Compares the speed of mmengine and llama.cpp's packaged kernels on a GGUF file, with equal threads.
 
     python -m benchmarks gguf_cpu FILE [FILE ...] --libraries FOLDER
     python -m benchmarks gguf_cpu --shape "2 B" --sources LLAMA_CPP --libraries FOLDER --no-error
 
 FOLDER is bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 (npm pack). `--requantise Q8_0` also
-measures the first file after llama.cpp's quantiser has turned it into that type. `--shape` measures a random
-model of this shape, which llama.cpp's converter and quantiser turn into Q4_K_M. LLAMA_CPP is the folder with
-convert_hf_to_gguf.py (vendor/llama.cpp in the sdist of llama-cpp-python); the converter needs sentencepiece.
+quantises the first file to Q8_0 with llama.cpp, and measures the result. `--shape` measures a random model in
+Q4_K_M, made with llama.cpp's converter and quantiser. LLAMA_CPP is the folder with convert_hf_to_gguf.py
+(vendor/llama.cpp in the sdist of llama-cpp-python); the converter needs sentencepiece.
 
-Each engine is a process of its own; both are in memory, and they take turns with the same prompts, in a
-random order each round. llama.cpp's time covers the model alone, on given tokens. mmengine's time covers
-whole engine steps. Other programs on the machine disturb CPU time less than elapsed time, so the table has
-both. `--rows` keeps each file's figures, so that files can be measured one by one.
+Each engine runs in a separate process. The engines take turns with the same prompts, in a random order each
+round. llama.cpp's time covers only the model's forward on fixed tokens. mmengine's time covers whole engine
+steps. The table has elapsed time and CPU time, because other programs disturb CPU time less. `--rows` stores
+the figures in a file, to which later runs add theirs.
 """
 
 import json
@@ -36,11 +36,11 @@ from mmengine.native.linear import multiplies_float32
 
 RESULTS = HERE.parent / "results" / "gguf_cpu.md"
 TITLE = "GGUF files: mmengine beside llama.cpp"
-IDS = 1500  # Upper limit of the prompts' ids.
+IDS = 1500  # Prompts contain only token ids below this limit.
 TEXT = 128  # Number of positions at which the next-token distributions are compared.
 OURS, THEIRS = "mmengine", "llama.cpp"
 BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
-# For each engine: seconds, bytes, KLD. For "run": rounds and load average.
+# Maps an engine to its seconds, bytes and KLD, and "run" to the rounds and the load average.
 Found = dict[str, dict[str, float]]
 
 
@@ -85,7 +85,7 @@ def main(
 
 
 def _requantised(file: Path, kinds: Sequence[str], libraries: Path, folder: Path) -> Iterator[Path]:
-    """Yield the file in each type of `kinds`, made by llama.cpp's quantiser."""
+    """Yield the paths of the file quantised to each type in `kinds`."""
     for kind in kinds:
         path = folder / f"{file.stem}-{kind}.gguf"
         if not path.exists():
@@ -125,7 +125,7 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int, error: boo
 
 
 def activations(engine: str) -> str:
-    """Return the activations' type that an engine uses by default on this CPU."""
+    """Return the default dtype of an engine's activations on this CPU."""
     if engine == THEIRS:
         return "int8 (Q8_K, Q8_0)"
     library = load()
@@ -133,7 +133,7 @@ def activations(engine: str) -> str:
 
 
 def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.ndarray:
-    """Return the logits that torch computes in float32 with the dequantised weights, without our kernels."""
+    """Return torch's float32 logits with the dequantised weights."""
     with tempfile.TemporaryDirectory() as scratch:
         side = Process(command, threads, MMENGINE_NATIVE="off")
         side.ask(logits=str(path := Path(scratch) / "truth.npy"), tokens=text)
@@ -142,7 +142,7 @@ def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.n
 
 
 def _divergence(truth: np.ndarray, said: np.ndarray) -> float:
-    """Return the mean KLD of two arrays of logits [n, vocabulary], in nats."""
+    """Return the mean KLD between two arrays of logits [n, vocabulary], in nats."""
     logs = []
     for logits in (truth, said):
         logits = logits.astype(np.float64) - logits.max(1, keepdims=True)

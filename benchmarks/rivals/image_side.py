@@ -1,5 +1,5 @@
-"""A process with a single engine that answers questions about pictures. It reads requests from stdin, each a
-line of JSON, and writes figures to stdout.
+"""Runs an engine that answers questions about pictures: reads requests as JSON lines from stdin, and writes
+times and token counts to stdout.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,10 +14,10 @@ BEFORE, AFTER = "<|im_start|>user\n", "{}<|im_end|>\n<|im_start|>assistant\n"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer's first token, and the prompt's ids without the picture's tokens.
+    """The first token of an answer, and figures about its prompt.
 
-    `num_kept_tokens`: number of prompt tokens whose keys and values were in memory before. `prepared`:
-    seconds until the picture was resized and the text was tokenised.
+    `text_ids`: the prompt's ids without the picture's tokens. `num_kept_tokens`: number of prompt tokens that
+    were already in the KV cache. `prepared`: seconds for resizing the picture and tokenising the text.
     """
 
     first_token: int
@@ -31,8 +31,8 @@ class ImageSide(Protocol):
     """An engine to measure. Only `ask` is timed."""
 
     def ask(self, picture: np.ndarray, question: str, keeps: bool) -> Answer:
-        """Compute the answer's first token. `picture`: uint8 [height, width, 3]. `keeps`: whether the picture
-        is that of the last call, whose keys and values the engine keeps.
+        """Compute the answer's first token. `picture`: uint8 [height, width, 3]. `keeps`: whether to reuse
+        the last call's picture in the KV cache.
         """
 
     def features(self) -> np.ndarray:

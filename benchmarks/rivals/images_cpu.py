@@ -1,18 +1,17 @@
-"""Compares mmengine with llama.cpp on questions about a picture, in turns, with the same files and threads.
+"""Compares the time to first token of mmengine and llama.cpp on questions about a picture.
 
     benchmarks/rivals/environment.sh mtmd      # once: builds llama.cpp with libmtmd, some 10 minutes
     python -m benchmarks images_cpu --scratch FOLDER
 
-The model is a random Qwen3-VL; llama.cpp's converter and quantiser turn it into a Q4_K_M file and a projector
-file. Each engine is a process of its own; both are in memory, and they take turns in a random order. The time
-of a question begins with the decoded picture and ends with the answer's first token. It covers the picture's
-preparation, the vision tower and the prompt.
+The model is a random Qwen3-VL, as a Q4_K_M file and a projector file. Each engine runs in a separate process
+with the same files and threads. The engines take turns in a random order. The measured time covers the
+picture's preparation, the vision tower and the prompt, but not the picture's decoding.
 
 The second question has the same picture and another text. mmengine finds the picture in its prefix cache.
-llama.cpp computes this question twice: the whole prompt, and only the text after the picture, whose keys and
-values stay in its memory. llama.cpp's server does the latter if the slot's last prompt had the picture.
+llama.cpp is measured twice: with the whole prompt, and with only the text after the picture. llama.cpp's
+server reuses the picture if the slot's last prompt had the same picture.
 
-`--rows` keeps the figures in a file, to which later runs add their rounds. `--quick` is a smoke test.
+`--rows` stores the figures in a file, to which later runs add their rounds. `--quick` is a smoke test.
 """
 
 import json
@@ -40,9 +39,9 @@ TITLE = "A picture's first token: mmengine beside llama.cpp"
 LIBRARIES = models.BUILD / "llama" / "bin"
 FIRST, AGAIN, SECOND = "first question", "second question, all computed", "second question"
 QUESTIONS = {FIRST: "What is it?", AGAIN: "And where is it?", SECOND: "And where is it?"}
-BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits of mmengine's part of llama.cpp's time.
+BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits of mmengine's time divided by llama.cpp's time.
 CLOCKS = {"seconds": "elapsed", "cpu": "CPU time"}
-# For each engine: lists of figures, one a round. For "checks": figures of the last round.
+# Maps an engine to lists of figures, with an item per round, and "checks" to the last round's figures.
 Found = dict[str, dict]
 
 
@@ -88,7 +87,7 @@ def main(
 def _measure(
     found: Found, files: tuple[Path, Path], libraries: Path, threads: int, rounds: int, side: int
 ) -> None:
-    """Add the figures of `rounds` rounds to `found`."""
+    """Measure `rounds` rounds and add their figures to `found`."""
     given = [*files, str(threads)]
     sides = {
         OURS: Process([sys.executable, HERE / "mmengine_image_side.py", *given], threads),
@@ -116,7 +115,7 @@ def _measure(
 
 
 def _picture(folder: Path, side: int, number: int) -> Path:
-    """Return the file of a picture, uint8 [side, side, 3]. Each `number` gives another picture."""
+    """Write a picture, uint8 [side, side, 3], and return its path. Each `number` gives another picture."""
     photo = np.asarray(Image.open(photograph(folder / "photo.jpg", side, side)))
     np.save(path := folder / "picture.npy", np.roll(photo, 16 * number, axis=1))
     return path
@@ -130,7 +129,7 @@ def _answers(process: Process, name: str, picture: Path) -> Iterator[tuple[str, 
 
 
 def _outputs(process: Process, folder: Path) -> dict[str, np.ndarray]:
-    """Return an engine's last features [tokens, width] and logits [1, vocabulary]."""
+    """Return an engine's last image features [tokens, width] and logits [1, vocabulary]."""
     path = folder / "output.npy"
     found = {}
     for what in ("features", "logits"):
@@ -140,7 +139,7 @@ def _outputs(process: Process, folder: Path) -> dict[str, np.ndarray]:
 
 
 def _checks(outputs: dict[str, dict[str, np.ndarray]], answers: dict[tuple[str, str], dict]) -> dict:
-    """Compare the engines' outputs and prompts."""
+    """Return how closely the engines' outputs and prompts agree."""
     checks = {what: _cosines(outputs[OURS][what], outputs[THEIRS][what]).tolist() for what in outputs[OURS]}
     counts = {
         name: (answers[name, FIRST]["num_image_tokens"], answers[name, SECOND]["num_kept_tokens"])
@@ -194,7 +193,7 @@ def _table(name: str, found: Found) -> Table:
 
 
 def _targets(name: str, found: Found) -> Iterator[Target]:
-    """Yield mmengine's part of llama.cpp's time for each question."""
+    """Yield mmengine's time divided by llama.cpp's time, for each question and clock."""
     for what, bar in BARS.items():
         for key, words in CLOCKS.items():
             ours = _figure(found, OURS, SECOND if what == AGAIN else what, key)

@@ -1,8 +1,7 @@
 """Runs llama.cpp for the comparison: python llama_side.py GGUF_FILE THREADS [LIBRARIES].
 
-LIBRARIES is the folder of llama.cpp's npm package (packaged_llama.py). Without this argument, the library is
-the one that environment.sh compiles for the package llama_cpp. A single call of llama_decode computes all
-rows of a step.
+LIBRARIES is the folder of llama.cpp's npm package (packaged_llama.py). The default is the library that
+environment.sh compiles for the package llama_cpp. A single call of llama_decode computes all rows of a step.
 """
 
 import ctypes
@@ -17,8 +16,8 @@ from side import MAX_ROWS, MAX_TOKENS, serve
 
 
 class Llama:
-    """A Side (side.py): llama.cpp with its own defaults, except for threads and sizes. `llama`: the package's
-    module or the loaded library, which have the same functions.
+    """A Side (side.py): llama.cpp with its default settings, except for threads and sizes. `llama`: the
+    module llama_cpp or the loaded library.
     """
 
     def __init__(self, llama: ModuleType | ctypes.CDLL, file: str, threads: int) -> None:
@@ -71,7 +70,7 @@ class Llama:
 
 
 def _of_package() -> ModuleType:
-    """Return the module of the package llama_cpp, which only the environment of environment.sh has."""
+    """Return the module llama_cpp, which environment.sh installs."""
     from llama_cpp import llama_cpp
 
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))

@@ -1,7 +1,6 @@
 """Runs mmengine for the comparison with pictures: python mmengine_image_side.py MODEL PROJECTOR THREADS.
 
-All settings except for sizes and threads have their default values. The measured time covers the preparation
-of the prompt and whole engine steps.
+All settings except sizes and threads have their default values.
 """
 
 import sys

@@ -18,7 +18,7 @@ from mmengine.native.linear import PackedLinear
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_NEW = 64  # Maximum tokens in an answer; a request that is no longer needed is cancelled.
+MAX_NEW = 64  # Maximum number of tokens in an answer.
 
 
 class MMEngine:
@@ -60,7 +60,7 @@ class MMEngine:
         return sum(len(output.token_ids) for output in self._engine.step())
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each token of a text, from a request for prompt logprobs."""
+        """Return the logits after each token of a text, recorded during a request for prompt logprobs."""
         model = self._engine.built.executor._runner._model
         found, whole = [], model.logits
 
@@ -81,9 +81,7 @@ class MMEngine:
 
 
 def _held_bytes() -> int:
-    """Return the bytes of all packed matrices in memory. (The norms, a thousandth of that, are not
-    counted.)
-    """
+    """Return the bytes of all packed matrices, without the norms (0.1 % of the weights)."""
     return sum(each._packed.nbytes for each in gc.get_objects() if type(each) is PackedLinear)
 
 

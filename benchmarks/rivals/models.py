@@ -1,6 +1,4 @@
-"""Makes a random text decoder in every measured format: folders for mmengine, GGUF files, and folders for
-OpenVINO.
-"""
+"""Writes random models in the formats of the measured engines: safetensors, GGUF and OpenVINO."""
 
 import json
 import shutil
@@ -24,7 +22,7 @@ DEFAULT_SHAPES = ("0.4 B", "2 B")  # Shapes that rivals_cpu measures without --s
 
 
 def make(shape: str) -> dict[str, Path]:
-    """Return a dict from format to path; make the files if they are missing.
+    """Return a dict from format to path, and write the files if they are missing.
 
     The formats are bf16 and int4 (folders for mmengine and transformers), BF16, Q8_0 and Q4_K_M (GGUF files),
     and openvino/bf16 and openvino/int8.
@@ -40,9 +38,10 @@ def make(shape: str) -> dict[str, Path]:
 
 
 def make_gguf(shape: str, folder: Path, sources: Path, libraries: Path) -> Path:
-    """Return a Q4_K_M file of a random model, made by llama.cpp's converter and its packaged quantiser.
+    """Return the path of a random model in Q4_K_M, made with llama.cpp's converter and quantiser.
 
-    `folder`: keeps the files. `sources`, `libraries`: folders with the converter and with libllama.
+    `folder`: where files are kept for later calls. `sources`, `libraries`: folders with the converter and
+    with libllama.
     """
     from benchmarks.rivals.packaged_llama import quantise
 
@@ -63,7 +62,7 @@ def make_gguf(shape: str, folder: Path, sources: Path, libraries: Path) -> Path:
 def make_image_gguf(
     shape: str, folder: Path, sources: Path, libraries: Path, projector: str
 ) -> tuple[Path, Path]:
-    """Return a random Qwen3-VL as a Q4_K_M file and a projector file of the type `projector`, F16 or Q8_0.
+    """Return the paths of a random Qwen3-VL: a Q4_K_M file, and a projector file in F16 or Q8_0.
 
     The other arguments are those of `make_gguf`.
     """
@@ -102,7 +101,7 @@ def _make(shape: str, folder: Path) -> None:
 
 
 def _with_vision(shape: str, folder: Path, tower_layers: int | None = 1) -> Path:
-    """Return a folder with a random Qwen3-VL. `tower_layers`: layers of the vision tower; None: all."""
+    """Return a folder with a random Qwen3-VL. `tower_layers`: layers in the vision tower; None: all."""
     from benchmarks.common import half_billion_model
     from benchmarks.common import large_model as day_one_model
 
@@ -114,9 +113,7 @@ def _with_vision(shape: str, folder: Path, tower_layers: int | None = 1) -> Path
 
 
 def _text_folder(whole: Path, folder: Path) -> None:
-    """Write the text decoder of the Qwen3-VL in `whole` as a Qwen3 with one-dimensional rotary positions,
-    which every engine can load or convert.
-    """
+    """Write the text decoder of the Qwen3-VL in `whole` as a Qwen3, which all engines support."""
     config = json.loads((whole / "config.json").read_text())
     text = config["text_config"]
     rope = {"rope_type": "default", "rope_theta": text["rope_parameters"]["rope_theta"]}

@@ -1,4 +1,4 @@
-"""Calls llama.cpp's library for pictures, libmtmd, which environment.sh compiles."""
+"""Loads libmtmd, llama.cpp's library for pictures. environment.sh compiles the library."""
 
 import ctypes
 from pathlib import Path
@@ -28,7 +28,7 @@ class InputText(ctypes.Structure):
 
 
 def load_mtmd(libraries: Path) -> ctypes.CDLL:
-    """Load libmtmd. packaged_llama.load must have loaded llama.cpp's library from the same folder."""
+    """Load libmtmd. Call packaged_llama.load with the same folder first."""
     mtmd = ctypes.CDLL(str(libraries / "libmtmd.so"))
     pointer, number, text, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t
     chunk = (pointer, pointer, pointer, number, number, number, ctypes.c_bool, ctypes.POINTER(number))

@@ -1,7 +1,7 @@
 """Runs llama.cpp for the comparison with pictures: python mtmd_side.py MODEL PROJECTOR THREADS LIBRARIES.
 
-LIBRARIES is the folder with libmtmd. The calls are those of llama.cpp's server: mtmd_tokenize for the prompt,
-and for each part of the prompt encoding and llama_decode.
+LIBRARIES is the folder with libmtmd. As in llama.cpp's server, mtmd_tokenize divides the prompt into chunks
+of text and pictures. Each chunk is then encoded and decoded.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ TEXT = 0  # The value of MTMD_INPUT_CHUNK_TYPE_TEXT.
 
 
 class Mtmd:
-    """An ImageSide (image_side.py): llama.cpp with its own defaults, except for threads and sizes."""
+    """An ImageSide (image_side.py): llama.cpp with its default settings, except for threads and sizes."""
 
     def __init__(self, model: str, projector: str, threads: int, libraries: Path) -> None:
         self._llama, self._mtmd = llama, mtmd = load(libraries), load_mtmd(libraries)
@@ -39,7 +39,7 @@ class Mtmd:
             raise RuntimeError(f"llama.cpp cannot load {projector}")
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self._width = llama.llama_model_n_embd_inp(self._model)
-        self._kept = 0, 0  # Chunks and positions that the memory holds, up to the picture's end.
+        self._kept = 0, 0  # Numbers of chunks and positions in the KV cache, up to the picture's end.
         self._num_features = 0
 
     def ask(self, picture: np.ndarray, question: str, keeps: bool) -> Answer:
@@ -87,7 +87,7 @@ class Mtmd:
             mtmd.mtmd_bitmap_free(bitmap)
 
     def _evaluate(self, chunk: int, position: int, is_last: bool) -> int:
-        """Encode a chunk if it is a picture, compute it, and return the position after it."""
+        """Run the model on a chunk of text or a picture, and return the next position."""
         reached = ctypes.c_int32(position)
         failed = self._mtmd.mtmd_helper_eval_chunk_single(
             self._media, self._context, chunk, position, 0, self._batch, is_last, ctypes.byref(reached)

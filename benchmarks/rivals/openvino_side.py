@@ -1,6 +1,6 @@
 """Runs OpenVINO for the comparison: python openvino_side.py FOLDER THREADS.
 
-The model is an export by optimum-intel, which holds the KV cache as internal state.
+optimum-intel exports the model with the KV cache as internal state.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Calls llama.cpp's libraries. `libraries` is the folder with the .so files: of the npm package
-@node-llama-cpp/linux-x64, which has a kernel library for each kind of CPU, or of environment.sh's build.
+"""Calls llama.cpp's libraries. `libraries` is the folder with the .so files, from the npm package
+@node-llama-cpp/linux-x64 or from environment.sh's build.
 
-Only the leading fields of llama.cpp's structures are named here, because later fields change between
-versions.
+The structures name only llama.cpp's leading fields, because later fields change between versions.
 """
 
 import ctypes
@@ -50,11 +49,11 @@ Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 @Log
 def silent(level: int, text: bytes, user_data: int) -> None:
-    """Discard llama.cpp's log, which does not belong in a table."""
+    """Discard llama.cpp's log."""
 
 
 def load(libraries: Path) -> ctypes.CDLL:
-    """Load the library. The npm package's library then selects the kernels for this CPU."""
+    """Load the library, with the npm package's kernels for this CPU."""
     ctypes.CDLL(str(libraries / "libggml-base.so"), ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(_library(libraries, "libggml"), ctypes.RTLD_GLOBAL)
     llama = ctypes.CDLL(_library(libraries, "libllama"), ctypes.RTLD_GLOBAL)
@@ -89,19 +88,19 @@ def load(libraries: Path) -> ctypes.CDLL:
 
 
 def _library(libraries: Path, name: str) -> str:
-    """Return the path of a library, whose name has a version in the npm package."""
+    """Return the path of a library. The npm package's file names contain a version."""
     return str(next(libraries.glob(f"{name}.v*.so"), libraries / f"{name}.so"))
 
 
 def declare(library: ctypes.CDLL, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> None:
-    """Set the result's type and the arguments' types of each function."""
+    """Set the result type and argument types of each function."""
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
 
 
 def quantise(libraries: Path, source: Path, out: Path, kind: str) -> None:
-    """Quantise a GGUF file again with llama.cpp's quantiser. `kind`: a key of FILE_TYPES."""
+    """Quantise a GGUF file with llama.cpp's quantiser. `kind`: a key of FILE_TYPES."""
     llama = load(libraries)
     params = llama.llama_model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize = 1, FILE_TYPES[kind], True

@@ -4,12 +4,11 @@ benchmarks/rivals/environment.sh          # once: builds llama.cpp, some 15 minu
 python -m benchmarks rivals_cpu           # everything into benchmarks/results/rivals_cpu.md
 python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute, a smoke test
 
-Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with the same number of bits per
-weight are in memory together and are measured alternately, with the same prompts and threads and in a new
-random order each round. Each figure is the median over rounds. For the other engines, only the model's
-forward on given tokens is timed. For mmengine, whole engine steps are timed, including events and sampling.
-Results are stored in build/rivals/found.json, so that parts can be measured one by one; the tables show all
-results in this file.
+Each engine runs in a separate process (benchmarks/rivals/*_side.py). Engines with the same number of bits per
+weight take turns with the same prompts and threads, in a random order each round. Each figure is the median
+over rounds. The times of the other engines cover only the model's forward on fixed tokens. mmengine's times
+cover whole engine steps, including events and sampling. Each run adds its results to build/rivals/found.json;
+the tables show all results in this file.
 """
 
 import json
@@ -38,8 +37,7 @@ TITLE = "Engines for CPUs, side by side"
 # LONG: prompt tokens with a single row. SHORT: prompt tokens for each row with ROWS rows.
 LONG, SHORT, ROWS = 512, 32, 16
 STEPS = {1: 16, ROWS: 8}  # Steps per turn, keyed by the number of rows.
-# Prompts contain only token ids below this limit. The model files have the tokenizer of mmengine's embedded
-# checkpoint, which has texts for these ids.
+# Prompts contain only token ids below this limit.
 IDS = 1500
 TEXT = 256  # Number of positions at which the next-token distributions are compared.
 OURS = "mmengine"
@@ -47,8 +45,8 @@ OURS = "mmengine"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine to measure. `side`: its script's name without _side.py. `form`: a format of models.make.
-    `more`: the script's arguments after the threads.
+    """An engine to measure. `side`: the script's name without _side.py. `form`: a format from models.make.
+    `more`: the script's arguments after the number of threads.
     """
 
     name: str
@@ -78,8 +76,7 @@ GROUPS = {
     ),
 }
 TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
-# For each number of bits, the engine that mmengine must match with a single row, and exceed by the factor
-# MANY_BAR with 16 rows.
+# The targets: mmengine must be as fast as this engine with one row, and MANY_BAR times as fast with 16 rows.
 WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}
 MANY_BAR = 1.5
 Found = dict[str, dict[str, float]]  # Maps an engine to its figures: bits per weight, KLD, bytes, seconds.
@@ -158,9 +155,7 @@ class Process:
 def _measured(
     folders: dict[str, Path], group: int, threads: int, rounds: int, keep: Callable[[Found], None]
 ) -> None:
-    """Measure the engines with `group` bits per weight. Calls `keep` with all results so far after each
-    round.
-    """
+    """Measure the engines with `group` bits per weight, and call `keep` with the results after each round."""
     chance = random.Random(7)
     text = [chance.randrange(IDS) for _ in range(TEXT)]
     truth, weights = _truth(folders, threads, text), models.num_weights(folders["bf16"])
@@ -185,7 +180,7 @@ def _measured(
 
 
 def answers_in_turns(sides: Mapping[str, Process], chance: random.Random) -> Iterator[tuple[int, str, dict]]:
-    """Ask all sides in random order, for each number of rows. Yield (rows, side, the measured times)."""
+    """Ask all engines in random order, for each number of rows. Yield (rows, engine, the measured times)."""
     for rows, count in STEPS.items():
         length = LONG if rows == 1 else SHORT
         prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
@@ -197,8 +192,7 @@ def answers_in_turns(sides: Mapping[str, Process], chance: random.Random) -> Ite
 def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarray:
     """Return the float32 model's log-probabilities for `text`.
 
-    The logits are stored in a file beside the models. If it is missing, a process computes them, and ends
-    before other engines are measured.
+    A file beside the models stores the logits. If the file is missing, a separate process computes them.
     """
     path = folders["bf16"].parent / "truth.npy"
     if not path.exists():

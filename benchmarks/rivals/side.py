@@ -1,5 +1,5 @@
-"""A process with a single engine. It reads requests from stdin, each a line of JSON, and writes the measured
-times to stdout. All other output goes to stderr.
+"""Runs an engine to measure: reads requests as JSON lines from stdin, and writes the times to stdout. All
+other output goes to stderr.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-MAX_ROWS, MAX_TOKENS = 16, 640  # Rows in a batch; tokens in a row, with prompt and answer.
+MAX_ROWS, MAX_TOKENS = 16, 640  # Maximum rows in a batch; maximum tokens in a row.
 
 
 class Side(Protocol):
@@ -21,15 +21,15 @@ class Side(Protocol):
     weight_bytes: int  # Bytes of the weights in memory, including head and embedding.
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Drop the previous rows, and compute these prompts, which all have the same length."""
+        """Drop the previous rows and compute prompts of equal length."""
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Compute the next token of each row. `tokens`: the rows' last tokens; an engine that samples uses
-        the tokens that it sampled instead.
+        """Compute the next token of each row. `tokens`: the rows' last tokens. mmengine ignores `tokens` and
+        uses its sampled tokens.
         """
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each of the n tokens of a text, float32 [n, vocabulary]."""
+        """Return the logits after each token, float32 [n, vocabulary]."""
 
 
 def serve(side: Side) -> None:
@@ -38,7 +38,7 @@ def serve(side: Side) -> None:
 
 
 def answer_lines(greeting: Mapping[str, object], answer: Callable[[dict], dict]) -> None:
-    """Write the greeting, and then an answer to each line of stdin, until stdin ends."""
+    """Write the greeting, then an answer to each line of stdin."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(greeting), file=out, flush=True)
@@ -66,7 +66,7 @@ def _told(side: Side, ask: dict) -> dict:
 
 
 class Clock:
-    """Measures the elapsed seconds, and this process's seconds of CPU time, since the last reading."""
+    """Measures elapsed seconds and CPU seconds since the last `read`."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter(), time.process_time()

@@ -1,6 +1,6 @@
 """Runs transformers for the comparison: python transformers_side.py FOLDER THREADS DTYPE.
 
-The model uses SDPA and a static cache, which is faster than a growing cache.
+The model uses SDPA and a static KV cache, which is faster than a growing cache.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Factories for image-text architectures that resemble another architecture with a factory."""
+"""Factories for further image-text architectures, such as GLM-4V MoE and Aria."""
 
 import torch
 

@@ -1,6 +1,4 @@
-"""Tests the drafters that need no weights with hosted models, for texts, forms and images: drafts are
-accepted, and the tokens equal the tokens without drafts.
-"""
+"""Tests drafters without weights (ngram, suffix, grammar) on models that run through transformers."""
 
 import json
 
@@ -24,11 +22,11 @@ FORM = {
 }
 JSON = {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM, "strict": True}}
 PICTURE, OTHER = noise(0, (60, 90)), noise(1, (90, 58))
-CHATS = {  # A model with windows in all layers, and a model in which an image's tokens see one another.
+CHATS = {  # Mistral has a sliding window in all layers; Gemma 3 has bidirectional attention in images.
     "mistral": (asked("one two three one two three one two three"), asked("What is the time?")),
     "gemma3": (asked(PICTURE, "What is in it?"), asked("Between ", OTHER, "and ", PICTURE, ", which one?")),
 }
-# Tiny random models rarely repeat themselves, so the answers consist of two tokens.
+# Random models rarely repeat themselves, so the bias allows only two tokens.
 REPEATING = {"temperature": 0, "ignore_eos": True, "logit_bias": {100: 100, 101: 100}}
 SETTINGS = {
     "model_impl": "transformers",
@@ -49,13 +47,13 @@ def folders(tmp_path_factory):
 
 
 def without_spaces(folder):
-    """Return a bias against white space, with which random models would fill the forms."""
+    """Return a logit bias against white space, because random models would fill the forms with spaces."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return dict.fromkeys(map(tokenizer.token_to_id, "\u0120\u010a\u010d\u0109"), -100)
 
 
 def run(folder, kind, spec):
-    """Return the answers to a text request and to a request for a form, for each chat."""
+    """Return the text answers and the form answers to each chat."""
     drafts = {"num_draft_tokens": 6, "draft_policy": "all"} if spec != "none" else {}
     with Engine(str(folder), spec=spec, **SETTINGS, **drafts) as engine:
         texts = [engine.generate(CHATS[kind], max_tokens=40, **REPEATING) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Tests that a session of a hosted model gets each frame as its time and an image."""
+"""Tests sessions with a model that runs through transformers."""
 
 from mmengine import Engine
 from tests.any_model.catalogue import write
@@ -9,7 +9,7 @@ QUESTION = "What has changed?"
 
 
 def test_frames_of_a_session_are_images_with_their_times(tmp_path):
-    """Compare the answer with the answer to the same texts and images in one prompt."""
+    """A session's answer equals the answer to a prompt with the frames' times and images."""
     write("gemma3", tmp_path / "model")
     settings = {"model_impl": "transformers", "dtype": "float32", "max_model_len": 512, "block_size": 4}
     options = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}

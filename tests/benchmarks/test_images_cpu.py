@@ -29,7 +29,7 @@ def side(module, tmp_path):
 
 
 def test_a_second_question_keeps_the_picture(side, tmp_path):
-    """Another picture is computed, so each round of the benchmark measures a new picture."""
+    """A question about another picture finds nothing in the prefix cache."""
     first = side.ask(picture=picture(tmp_path, 1), question="What is it?", keeps=False)
     side.ask(output="features", path=str(tmp_path / "features.npy"))
     side.ask(output="logits", path=str(tmp_path / "logits.npy"))

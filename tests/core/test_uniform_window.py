@@ -1,6 +1,4 @@
-"""Tests models whose layers all have a sliding window: a row holds only the blocks of its window, and tokens,
-prefix hits, snapshots and logs stay exact.
-"""
+"""Tests models whose layers all have a sliding window: rows hold only the blocks in their window."""
 
 import random
 
@@ -57,7 +55,7 @@ needed = uniform_window.first_needed
 
 
 def hits_without_last(config, num_computed):
-    """Skip one block too many of a prefix hit."""
+    """Return a number of skipped blocks that is too large by 1."""
     return int(needed(config, np.array(num_computed))) + bool(num_computed)
 
 
@@ -87,7 +85,7 @@ def bench_of(**settings):
 
 
 def held(bench):
-    """Return how many blocks are held."""
+    """Return the number of allocated blocks."""
     return bench.state.blocks.num_blocks - 1 - bench.state.blocks.num_free
 
 
@@ -101,7 +99,7 @@ def test_the_number_of_held_blocks_does_not_depend_on_the_length(length):
         bench.step()
         most = max(most, held(bench))
     assert bench.tokens["long"] == reference_tokens(one, bench.config)[0]
-    # A chunk of 16 tokens and the 5 tokens before it are in at most 7 blocks of 4 tokens.
+    # A chunk of 16 tokens and the 5 previous tokens fit into 7 blocks of 4 tokens.
     assert 5 < most <= most_blocks(GROUPS, 399, 4, 16) == 7
     assert held(bench) == 0
 
@@ -214,7 +212,7 @@ def test_most_blocks_bounds_random_rows():
         while core.has_work:
             core.step()
             state = core.state
-            # A row in two steps in flight holds two chunks.
+            # A row holds a chunk for each step in flight.
             chunk = config.token_budget * config.max_in_flight
             for row in state.running.tolist():
                 count = np.count_nonzero(state.block_table[row])

@@ -1,4 +1,4 @@
-"""Tests prompts with tokens that the logits do not cover, such as the placeholders of Molmo 2's images."""
+"""Tests prompts with token ids beyond the logits, such as Molmo 2's image placeholders."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Releases the blocks before the window if all layers of the model have a window."""
+"""Releases KV blocks before the sliding window if all layers have a window."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from mmengine.ragged import counting
 
 
 def release_before_window(state: State, flight: Flight) -> None:
-    """Release the blocks that no later query of the step's rows reads. Call this function after the step's
-    tokens were applied and rejected drafts were removed.
+    """Release the blocks of the step's rows that no later query reads. Call this function after the step's
+    tokens are applied and rejected drafts are removed.
     """
     rows, table = flight.rows, state.block_table
     computed = state.num_computed[rows]
@@ -21,8 +21,8 @@ def release_before_window(state: State, flight: Flight) -> None:
     if not needed.any():
         return
     if state.config.enable_prefix_caching:
-        # The content of a released block cannot be recorded any more. Blocks that this step completed by
-        # accepted drafts are not recorded yet.
+        # The prefix cache can only record blocks that the row still holds. So first record the blocks that
+        # accepted drafts completed.
         late = needed > state.num_filled[rows]
         if late.any():
             fill_with_result(state, rows[late])

@@ -1,10 +1,10 @@
 """The KV blocks of a model whose attention layers all have a sliding window.
 
-Such a model has one block group. Its rows release the blocks before the window, and the row's block table
-then has 0 in place of each released block. So the entries other than 0 are the blocks that a row holds.
+Such a model has one block group. Its rows release the blocks before the window. The block table has 0 for
+each released block.
 
-A released block stays in the prefix cache until another row overwrites it. A prefix hit needs all blocks of
-the prefix in the cache, but a request shares only the blocks that its queries read.
+A released block stays in the prefix cache until another row overwrites the block. A prefix hit needs all
+blocks of the prefix in the cache. The request then shares only the blocks in its window.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from mmengine.config import EngineConfig
 
 
 def first_needed(config: EngineConfig, num_computed: np.ndarray) -> np.ndarray:
-    """Return the first block number that a query at token `num_computed` or later reads. Returns 0 if a layer
-    sees all keys.
+    """Return the number of the first block that a query at token `num_computed` reads, or 0 without a uniform
+    window.
     """
     window = config.uniform_window
     if not window:
@@ -23,5 +23,5 @@ def first_needed(config: EngineConfig, num_computed: np.ndarray) -> np.ndarray:
 
 
 def num_skipped(config: EngineConfig, num_computed: int) -> int:
-    """Return how many blocks at the start of its table a row does not hold if it starts at this token."""
+    """Return how many leading blocks a row does not hold if its prefix hit has `num_computed` tokens."""
     return int(first_needed(config, np.array(num_computed)))
