@@ -123,7 +123,7 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
         return "its image tower is a model of timm, which cannot be loaded"
     make_masks = getattr(model_class, "create_masks_for_generate", None)
     if make_masks and config.model_type not in KNOWN_MASKS and _KINDS & _parameters(make_masks):
-        return "the tokens of its media see one another by a rule that mmengine does not know"
+        return "its attention masks depend on the kinds of tokens by a rule that mmengine does not know"
     if not model_class.can_generate():
         return "it has no language model head"
     if getattr(model_class, "_is_stateful", False):

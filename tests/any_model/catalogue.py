@@ -29,7 +29,7 @@ IMAGE = {**NO_TORCHVISION, **TORCHVISION}
 VIDEO = frozenset(  # Models whose processors take videos.
     {
         *("ernie4_5_vl_moe", "gemma4", "gemma4_shared", "glm46v", "glm4v", "glm_ocr", "internvl", "kimi_k25"),
-        *("cohere_compass", "exaone4_5", "glm4v_moe", "hyperclovax_vision_v2"),
+        *("cohere_compass", "exaone4_5", "glm4v_moe", "hyperclovax_vision_v2", "muse_glimmer"),
         *("llava_onevision", "molmo2", "qwen2_5_vl", "qwen2_vl", *factories_video.FACTORIES),
     }
 )
@@ -37,7 +37,7 @@ VIDEO = frozenset(  # Models whose processors take videos.
 
 # Weight seeds for models that, with seed 0, repeat a few tokens or answer with an image's placeholder.
 SEEDS = {"glm4": 5, "glm4v": 3, "glm46v": 3, "got_ocr2": 6, "hunyuan_vl": 8, "llava": 1}
-SEEDS.update({"glm4v_moe": 1, "llava_next": 10, "llava_next_video": 1})
+SEEDS.update({"glm4v_moe": 1, "muse_glimmer": 2, "llava_next": 10, "llava_next_video": 1})
 
 
 def write(name: str, folder: Path) -> torch.nn.Module:

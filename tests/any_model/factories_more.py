@@ -19,6 +19,7 @@ from tests.any_model.factories_image import (
     PLAIN,
     STRATEGY,
     VISION,
+    WINDOWED,
     build,
     llava,
     processor,
@@ -109,9 +110,30 @@ def _aria(ids: Ids) -> torch.nn.Module:
     )
 
 
-QWEN_MEDIA = media(
-    "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor", GRID, {**CLIPS, "max_frames": 8}
+MUSE_TOKENS = (
+    *("<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>", "<|vid_frame_separator|>"),
+    *("<|vid_start|>", "<|vid_end|>"),
 )
+
+
+def _muse_glimmer(ids: Ids) -> torch.nn.Module:
+    return build(
+        "muse_glimmer",
+        text_config={**BASE, **WINDOWED},
+        vision_config={
+            **VISION,
+            "patch_size": 14,
+            "pos_emb_height": 8,
+            "pos_emb_width": 8,
+            "max_position_embeddings": 64,
+        },
+        image_token_id=ids["<|patch|>"],
+        video_token_id=ids["<|video|>"],
+        out_hidden_size=128,
+        projector_hidden_size=64,
+    )
+
+
 FACTORIES: dict[str, Factory] = {
     "aria": Factory(
         PLAIN,
@@ -155,6 +177,15 @@ FACTORIES: dict[str, Factory] = {
         media(
             *("HyperCLOVAXVisionV2Processor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor", GRID),
             {**CLIPS, "max_frames": 8},
+        ),
+    ),
+    "muse_glimmer": Factory(
+        Words(MUSE_TOKENS, {}, "<|patch|>", "<|video|>"),
+        _muse_glimmer,
+        media(
+            *("MuseGlimmerProcessor", "MuseGlimmerImageProcessor", "MuseGlimmerVideoProcessor"),
+            {"max_image_tokens": 8},
+            {},
         ),
     ),
     "vipllava": Factory(

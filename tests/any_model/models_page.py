@@ -21,7 +21,8 @@ cache (`--model-impl transformers`), unless the plugin refuses them.
 
 Each row is a tiny random checkpoint with its tokenizer and processor. Engines in float32 on a CPU answer
 prompts with and without images, and each column compares the answers with transformers' `generate`. Every log
-must verify. `=`: equal. `-`: does not apply. Anything else is what happened instead.
+must verify. `=`: equal. `-`: does not apply. `not run`: the last run of this row lacked the column. Anything
+else is what happened instead.
 
 | column | check |
 |---|---|
@@ -121,7 +122,8 @@ def _table(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
     yield f"| architecture | {' | '.join(checks)} |"
     yield "|---" * (len(checks) + 1) + "|"
     for row in rows:
-        cells = ["=" if row.cells[check] == "equal" else _plain(row.cells[check]) for check in checks]
+        found = [row.cells.get(check, "not run") for check in checks]
+        cells = ["=" if cell == "equal" else _plain(cell) for cell in found]
         yield f"| {row.architecture} ({row.kind}) | {' | '.join(cells)} |"
 
 

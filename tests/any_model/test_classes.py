@@ -60,7 +60,7 @@ def folder_of(tmp_path, config):
         ({"architectures": ["BertModel"], "model_type": "bert"}, "no language model head"),
         (
             {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"},
-            "see one another by a rule that mmengine does not know",
+            "masks depend on the kinds of tokens by a rule that mmengine does not know",
         ),
         (
             {"architectures": ["Kosmos2_5ForConditionalGeneration"], "model_type": "kosmos-2.5"},

@@ -87,6 +87,7 @@ class VideoChecks:
             videos=[LONG],
             video_metadata=[metadata],
             do_sample_frames=True,
+            return_metadata=True,
             **options,
             add_special_tokens=False,
             return_tensors="pt",
@@ -192,7 +193,7 @@ def video_inputs(folder, chat):
     videos = [part["video"] for part in chat[0]["content"] if "video" in part]
     given = {"images": images} if images else {}
     if videos:
-        given |= {"videos": videos, "do_sample_frames": False}
+        given |= {"videos": videos, "do_sample_frames": False, "return_metadata": True}
         given["video_metadata"] = [
             {"total_num_frames": len(each), "fps": FPS, "frames_indices": list(range(len(each)))}
             for each in videos
@@ -203,4 +204,5 @@ def video_inputs(folder, chat):
         return_tensors="pt",
         **given,
     )
-    return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
+    tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}

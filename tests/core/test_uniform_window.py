@@ -47,7 +47,7 @@ def test_each_key_in_the_window_is_present_despite_faults(seed, tmp_path):
 
 @pytest.mark.soak
 def test_each_key_in_the_window_is_present_despite_faults_in_the_long_run(tmp_path):
-    for seed in seeds(200)[8:]:
+    for seed in seeds(120)[8:]:
         check(seed, tmp_path / str(seed))
 
 

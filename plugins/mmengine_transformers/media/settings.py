@@ -167,6 +167,7 @@ def video_arguments(frames: np.ndarray, metadata: Mapping[str, object]) -> dict[
         "videos": [frames],
         "video_metadata": [dict(metadata)],
         "do_sample_frames": False,
+        "return_metadata": True,  # Some processors write times from the metadata.
         "input_data_format": "channels_first",
     }
 
