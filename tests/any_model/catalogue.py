@@ -37,7 +37,7 @@ VIDEO = frozenset(  # Models whose processors take videos.
 
 # Weight seeds for models that, with seed 0, repeat a few tokens or answer with an image's placeholder.
 SEEDS = {"glm4": 5, "glm4v": 3, "glm46v": 3, "got_ocr2": 6, "hunyuan_vl": 8, "llava": 1}
-SEEDS.update({"glm4v_moe": 1, "muse_glimmer": 2, "llava_next": 10, "llava_next_video": 1})
+SEEDS.update({"glm4v_moe": 1, "muse_glimmer": 2, "starcoder2": 4, "llava_next": 10, "llava_next_video": 1})
 
 
 def write(name: str, folder: Path) -> torch.nn.Module:
