@@ -175,7 +175,7 @@ def test_an_item_with_too_many_bytes_is_refused(monkeypatch):
     tensors = {"pixel_values_videos": ("float32", np.zeros((4, 8), np.float32))}
     monkeypatch.setattr(settings, "process", lambda *_: ("<v>", tensors))
     monkeypatch.setattr(settings, "MAX_PACKED_BYTES", 127)
-    media = settings.HostedMedia("", "<i>", "<i>", "<v>", "<v>", "", "", 0, ("<v>",), (), "", 1)
+    media = settings.HostedMedia("", "<i>", "<i>", "<v>", "<v>", "", "", 0, 0, ("<v>",), (), "", 1)
     monkeypatch.setattr(settings.HostedMedia, "_processor", None)
     with pytest.raises(
         InvalidMedia, match="video 0 has 128 bytes after the model's processor; the limit is 127"
