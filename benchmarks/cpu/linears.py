@@ -17,7 +17,7 @@ import torch
 
 from mmengine.native.cpu import usable_isas
 from mmengine.native.library import load
-from mmengine.native.linear import ChunkedCodes, Codes, Form, PackedLinear
+from mmengine.native.linear import ChunkedCodes, Codes, Form, PackedLinear, RowForm
 
 IN, OUT, LAYERS = 2048, 4096, 24
 ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 512)
@@ -43,14 +43,14 @@ def in_fp8(weight: torch.Tensor) -> ChunkedCodes:
 
 
 def in_whole_numbers(
-    weight: torch.Tensor, form: Form, group: int, *, mins: bool = False, int8_rows: bool = False
+    weight: torch.Tensor, form: Form, group: int, *, mins: bool = False, row_form: RowForm = RowForm.FLOAT
 ) -> ChunkedCodes:
     most = 127 if form is Form.INT8 else 7
     groups = weight.float().view(OUT, IN // group, group)
     scales = (groups.abs().amax(2) / most).half().float()
     codes = (groups / scales[..., None]).round().clamp(-most, most).to(torch.int8).view(OUT, IN)
     shared = Codes(codes, scales, scales * 0.5 if mins else None)
-    return ChunkedCodes(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
+    return ChunkedCodes(OUT, IN, form, group, [(0, shared)], mins, row_form)
 
 
 FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # function, bytes per weight
@@ -59,11 +59,11 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # fu
     "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),
     "int4 g 128, mins": (lambda weight: in_whole_numbers(weight, Form.INT4, 128, mins=True), 0.5 + 6 / 128),
     "int8 g 32, rows too": (
-        lambda weight: in_whole_numbers(weight, Form.INT8, 32, int8_rows=True),
+        lambda weight: in_whole_numbers(weight, Form.INT8, 32, row_form=RowForm.INT8),
         1 + 2 / 32,
     ),
     "int4 g 128, rows too": (
-        lambda weight: in_whole_numbers(weight, Form.INT4, 128, int8_rows=True),
+        lambda weight: in_whole_numbers(weight, Form.INT4, 128, row_form=RowForm.INT8),
         0.5 + 2 / 128,
     ),
     "int4 g 32": (lambda weight: in_whole_numbers(weight, Form.INT4, 32), 0.5 + 2 / 32),

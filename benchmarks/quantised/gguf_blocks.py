@@ -9,6 +9,7 @@ caches.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -19,10 +20,20 @@ import typer
 
 from benchmarks.common.report import Table, machine_lines, markdown, show
 from mmengine.checkpoint.gguf.types import BLOCKS, TYPES, StoredType
+from mmengine.checkpoint.tensors import Coding
 from mmengine.native.blocks import ChunkedBlocks, multiplies_blocks
 from mmengine.native.cpu import usable_isas
 from mmengine.native.library import open_isa
-from mmengine.native.linear import AnyWeight, ChunkedCodes, ChunkedWeight, Codes, Form, PackedLinear
+from mmengine.native.linear import (
+    AnyWeight,
+    ChunkedCodes,
+    ChunkedWeight,
+    Codes,
+    Form,
+    PackedLinear,
+    RowForm,
+    multiplies_int16,
+)
 from tests.gguf.writing import packed
 
 RESULTS = Path(__file__).parents[1] / "results" / "gguf_blocks_cpu.md"
@@ -88,6 +99,8 @@ def _layers(kind: str, isas: list[str]) -> Layers:
             )
         form, weight = _other_form(of, blocks, dtype)
         made[isa, form] = pack(weight)
+        if of.coding == Coding("int8", 32) and multiplies_int16(library):
+            made[isa, f"{form}, int16 rows"] = pack(lambda weight=weight: _with_int16_rows(weight()))
     first = {key: make() for key, make in made.items()}
     count = int(LEAST_BYTES / min(layer._packed.nbytes for layer in first.values()))
     return {key: [layer, *(made[key]() for _ in range(count))] for key, layer in first.items()}
@@ -107,6 +120,11 @@ def _other_form(
     return coding.form, lambda: ChunkedCodes(
         N, K, FORMS[coding.form], coding.group, [(0, codes)], coding.mins, dtype=dtype
     )
+
+
+def _with_int16_rows(weight: AnyWeight) -> AnyWeight:
+    assert isinstance(weight, ChunkedCodes)
+    return replace(weight, row_form=RowForm.INT16)
 
 
 def _measured(layers: Layers, rows: int, rounds: int) -> dict[tuple[str, str], float]:

@@ -32,7 +32,7 @@ from benchmarks.rivals import models
 from benchmarks.rivals.packaged_llama import FILE_TYPES, quantise
 from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, Process, answers_in_turns
 from mmengine.native.library import load
-from mmengine.native.linear import multiplies_float32
+from mmengine.native.linear import multiplies_float32, prefers_int16
 
 RESULTS = HERE.parent / "results" / "gguf_cpu.md"
 TITLE = "GGUF files: mmengine beside llama.cpp"
@@ -129,7 +129,9 @@ def activations(engine: str) -> str:
     if engine == THEIRS:
         return "int8 (Q8_K, Q8_0)"
     library = load()
-    return "float32" if library is not None and multiplies_float32(library) else "bfloat16"
+    if library is not None and multiplies_float32(library):
+        return "float32"
+    return "bfloat16; int16 (Q8_0)" if library is not None and prefers_int16(library) else "bfloat16"
 
 
 def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.ndarray:

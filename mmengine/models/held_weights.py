@@ -1,19 +1,20 @@
 """Records in which formats a model's matrices are held in memory, and describes these formats to users."""
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
 
-from mmengine.checkpoint.tensors import Blocks, TensorEntry
+from mmengine.checkpoint.tensors import Blocks, Coding, TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.quantising import Activations
 from mmengine.native import library as native
 from mmengine.native.blocks import multiplies_blocks, prefers_codes
-from mmengine.native.linear import AnyWeight, packed_bytes
+from mmengine.native.linear import AnyWeight, ChunkedCodes, RowForm, packed_bytes, prefers_int16
 
-_NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
+_INT16_ROWS = "int8 by int16"  # int8 codes, by which int16 activations are multiplied
+_NAMES = {"fp8": "FP8", "int8": "int8", _INT16_ROWS: "int8 with int16 activations", "int4": "int4"}
 WHOLE_NUMBERS = {"int8", "int4"}  # The formats whose codes are integers.
 _OUTSIDE = ", int8 activations (outside parity)"
 W = TypeVar("W", bound=AnyWeight)
@@ -36,7 +37,9 @@ class HeldWeights:
 
     def add(self, weight: W, form: str = "") -> W:
         """Record a matrix and return it. `form`: the format of its codes, or ""."""
-        if form:
+        if isinstance(weight, ChunkedCodes) and weight.row_form is RowForm.INT16:
+            self._forms.add(_INT16_ROWS)
+        elif form:
             self._forms.add(form)
         if self._library is not None:
             self._num_bytes += packed_bytes(self._library, weight)
@@ -95,6 +98,18 @@ def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether matrices may be held in GGUF's blocks on this device in this dtype."""
     library = native.load() if device.type == "cpu" else None
     return library is not None and multiplies_blocks(library, dtype)
+
+
+def row_form(activations: Activations, coding: Coding, blocks: Sequence[Blocks | None]) -> RowForm:
+    """Return the format in which the kernels multiply rows by a matrix that is held in `coding`.
+
+    `blocks`: the stored blocks of the matrix's tensors, or none for a matrix that is quantised at loading.
+    """
+    library = native.load()
+    if activations == "int8" and coding.form in WHOLE_NUMBERS:
+        return RowForm.INT8
+    is_q8_0 = bool(blocks) and all(each is not None and each.name == "Q8_0" for each in blocks)
+    return RowForm.INT16 if is_q8_0 and library and prefers_int16(library) else RowForm.FLOAT
 
 
 def faster_as_codes(blocks: Iterable[Blocks | None]) -> bool:

@@ -23,7 +23,7 @@ from mmengine.checkpoint.mapped_file import MappedFile
 from mmengine.checkpoint.stacked_experts import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry, tensor_error
 from mmengine.errors import ModelError
-from mmengine.models.held_weights import WHOLE_NUMBERS, HeldWeights, faster_as_codes, holds_blocks
+from mmengine.models.held_weights import HeldWeights, faster_as_codes, holds_blocks, row_form
 from mmengine.models.progress import report_weights
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
@@ -188,9 +188,9 @@ class WeightReader:
             return self._held_weights.add(self.pieces(*names))
         n, k = self._joined(names)
         rows = self._rows(names, partial(self._coded, coding=coding))
-        int8_rows = self._activations == "int8" and coding.form in WHOLE_NUMBERS
-        form = FORMS[coding.form]
-        weight = ChunkedCodes(n, k, form, coding.group, rows, coding.mins, int8_rows, self._dtype)
+        form, blocks = FORMS[coding.form], [self._entries[name].blocks for name in names]
+        rows_as = row_form(self._activations, coding, blocks if self._quantize is None else [])
+        weight = ChunkedCodes(n, k, form, coding.group, rows, coding.mins, rows_as, self._dtype)
         return self._held_weights.add(weight, coding.form)
 
     def how_held(self) -> str:

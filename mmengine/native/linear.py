@@ -91,6 +91,14 @@ class Form(enum.IntEnum):
     BLOCKS = 4  # ChunkedBlocks
 
 
+class RowForm(enum.IntEnum):
+    """The format to which the kernels convert rows of x. The values match the kernels' enum."""
+
+    FLOAT = 0  # float32 or bfloat16
+    INT8 = 2
+    INT16 = 5
+
+
 class Codes(NamedTuple):
     """Rows of a weight as codes, one byte per code.
 
@@ -110,9 +118,10 @@ class ChunkedCodes:
     """A weight [n, k] that is stored as codes and delivered in chunks. `dtype`: the layer's dtype.
 
     `group` consecutive codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the
-    allowed sizes. `int8_rows` (INT8 and INT4 only): the kernels quantise x to int8, with a scale for each 32
-    values of a row, and multiply integers. A float32 layer requires INT8 or INT4 without `int8_rows`, on a
-    CPU where `multiplies_float32` is true.
+    allowed sizes. `row_form` (INT8 and INT4 only): the kernels quantise x to these integers, with a scale for
+    each 32 values of a row, and multiply integers. RowForm.INT16 requires INT8 in groups of 32 without
+    minimums, on a CPU where `multiplies_int16` is true. A float32 layer requires INT8 or INT4 with
+    RowForm.FLOAT, on a CPU where `multiplies_float32` is true.
     """
 
     n: int
@@ -121,7 +130,7 @@ class ChunkedCodes:
     group: int
     chunks: Iterable[tuple[int, Codes]]
     mins: bool = False
-    int8_rows: bool = False
+    row_form: RowForm = RowForm.FLOAT
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -135,6 +144,16 @@ def multiplies_float32(library: ctypes.CDLL) -> bool:
     return bool(library.mm_linear_codes_fp32())
 
 
+def multiplies_int16(library: ctypes.CDLL) -> bool:
+    """Return whether layers may have RowForm.INT16. The result is True on CPUs with AVX-512 VNNI."""
+    return bool(library.mm_linear_int16())
+
+
+def prefers_int16(library: ctypes.CDLL) -> bool:
+    """Return whether RowForm.INT16 is faster than RowForm.FLOAT for INT8 weights."""
+    return bool(library.mm_linear_prefers_int16())
+
+
 def structure(weight: AnyWeight, bias: int | None = None) -> Linear:
     """Return the C structure for a layer whose weight is not packed yet. `bias`: address of the bias."""
     if isinstance(weight, ChunkedBlocks):
@@ -144,7 +163,7 @@ def structure(weight: AnyWeight, bias: int | None = None) -> Linear:
     form, group, mins, x_form = 0, 0, False, 0
     if isinstance(weight, ChunkedCodes):
         form, group, mins = int(weight.form), weight.group, weight.mins
-        x_form = int(Form.INT8) if weight.int8_rows else 0
+        x_form = int(weight.row_form)
     return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias, x_form)
 
 
@@ -177,7 +196,8 @@ class PackedLinear:
       residual.
     - FP8: the same bits as a bfloat16 layer with the weight bfloat16(code * scale).
     - INT8 and INT4: the sum of each group is scaled in float32. A CPU with AMX instead rounds the decoded
-      weights to bfloat16, as for FP8. With `int8_rows`, y has the same bits on every CPU.
+      weights to bfloat16, as for FP8. With a `row_form` of integers, y has the same bits on every
+      CPU.
     - ChunkedBlocks: a float32 layer gives the same bits as with the decoded weights. A bfloat16 layer rounds
       as an INT8 layer does on the same CPU. With `gate_up`, all blocks must have the same type.
 

@@ -13,8 +13,10 @@ from mmengine.models.held_weights import holds_blocks
 from mmengine.models.reader import open_reader
 from mmengine.native import library
 from mmengine.native.blocks import ChunkedBlocks
-from mmengine.native.linear import ChunkedCodes, PackedLinear
+from mmengine.native.linear import ChunkedCodes, PackedLinear, RowForm, prefers_int16
 from tests.gguf.writing import HALVES, Tensor, packed, tensor, write
+from tests.instruction_sets import isas
+from tests.instruction_sets import opened as opened_isa
 
 CPU = torch.device("cpu")
 KINDS = tuple(sorted(BLOCKS))
@@ -104,7 +106,7 @@ def test_how_a_reader_holds_blocks_in_bfloat16(opened):
             assert isinstance(joined, ChunkedBlocks) and joined.runs == ((0, 12), (1, 8))
             layer = PackedLinear(library.load(), joined)
             assert torch.equal(layer.rows(torch.arange(64)), found)
-            assert reader.how_held().startswith("Q4_K, Q8_0 held as codes and other matrices as int8 in ")
+            assert reader.how_held().startswith("Q4_K, Q8_0 held as codes and other matrices as int8 ")
         else:
             assert not isinstance(joined, ChunkedBlocks)
         assert isinstance(codes, ChunkedCodes) == (library.load() is not None)
@@ -124,3 +126,30 @@ def test_a_q8_0_code_without_a_magnitude_in_seven_bits_is_refused(opened):
                 continue
             with pytest.raises(ModelError, match="tensor k holds -128, which is not a Q8_0 code"):
                 PackedLinear(library.load(), held)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_q8_0_is_multiplied_by_int16_where_the_kernels_prefer_it(opened, monkeypatch, isa):
+    """Tensors of another type, and other activations, do not select int16."""
+    codes = prefers_int16(opened_isa(isa))
+    entries = opened([tensor("q", "Q8_0", (64, 256)), tensor("k", "IQ4_NL", (64, 256), 1)])
+    monkeypatch.setenv("MMENGINE_NATIVE_ISA", isa)
+    library.forget()
+    try:
+        for activations in ("model", "int8"):
+            with open_reader(entries, CPU, torch.bfloat16, activations=activations) as reader:
+                held, other = reader.held("q"), reader.held("k")
+                if activations == "int8":
+                    assert held.row_form is other.row_form is RowForm.INT8
+                elif codes:
+                    assert held.row_form is RowForm.INT16 and not hasattr(other, "row_form")
+                    assert "int8 with int16 activations" in reader.how_held()
+                    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+                    wanted = x.double() @ whole(entries["q"]).double().T
+                    found = PackedLinear(library.load(), held)(x)
+                    assert torch.allclose(found.double(), wanted, rtol=2**-7, atol=1e-3)
+                else:
+                    assert getattr(held, "row_form", RowForm.FLOAT) is RowForm.FLOAT
+                    assert "int16" not in reader.how_held()
+    finally:
+        library.forget()

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear
+from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear, RowForm
 from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
@@ -13,7 +13,9 @@ BLOCK = 32  # How many values of x share a scale.
 
 
 def layer_of(library, codes, form, group, **how):
-    pieces = ChunkedCodes(*codes.values.shape, form, group, [(0, codes)], codes.mins is not None, True)
+    pieces = ChunkedCodes(
+        *codes.values.shape, form, group, [(0, codes)], codes.mins is not None, RowForm.INT8
+    )
     return PackedLinear(library, pieces, **how)
 
 

@@ -1,7 +1,6 @@
 #include "linear/int8.h"
 
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -10,32 +9,11 @@
 namespace mm {
 namespace {
 
-MM_INLINE int32_t largest(__m256i each) {
-  __m128i most = _mm_max_epi32(_mm256_castsi256_si128(each), _mm256_extracti128_si256(each, 1));
-  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
-  return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
-}
-
-// Quantises 32 bfloat16 values to codes, which are stored XOR `flipped`. A block with a non-finite value gets the scale
-// NaN.
+// Quantises 32 bfloat16 values to int8 codes, which are stored XOR `flipped`.
 void quantise(const uint16_t* x, char flipped, int8_t* codes, float* scale, int32_t* sum) {
-  __m256 values[4];
-  __m256i most = _mm256_setzero_si256(), whole[4];
-  for (int i = 0; i < 4; ++i) {
-    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(x + i * 8)), 16);
-    most = _mm256_max_epi32(most, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
-    values[i] = (__m256)bits;
-  }
-  const int32_t size = largest(most);
-  const float amax = _mm_cvtss_f32((__m128)_mm_cvtsi32_si128(size));
-  const bool finite = size < 0x7f800000;
-  const float inverse = finite && amax > 1e-30f ? 127.0f / amax : 0.0f;
-  *scale = !finite ? NAN : inverse ? amax / 127.0f : 0.0f;
-  for (int i = 0; i < 4; ++i)
-    whole[i] = finite ? _mm256_cvtps_epi32(_mm256_mul_ps(values[i], _mm256_set1_ps(inverse))) : _mm256_setzero_si256();
-  const __m256i words[2] = {_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3])};
-  const __m256i bytes =
-      _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  __m256i whole[4];
+  *scale = quantise_block(x, 127.0f, whole);
+  const __m256i bytes = bytes_of(whole);
   store_as(codes, _mm256_xor_si256(bytes, _mm256_set1_epi8(flipped)));
   const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
   const __m128i twos = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
@@ -61,12 +39,33 @@ void quantise_row(const LinearJob& job, const Row& row, const uint16_t* x, char*
   }
 }
 
-template <bool INT4, int... I>
-constexpr auto panels_of(std::integer_sequence<int, I...>) {
-  return std::array{multiply_panel<INT4, I + 1>...};
+// Quantises a row to 16-bit codes.
+void quantise_row_to_words(const LinearJob& job, const Row& row, const uint16_t* x, char* to) {
+  const __m256i flipped = _mm256_set1_epi8(kUnsigned ? (char)0x80 : 0);
+  for (int64_t i = 0, left = job.linear->k; i < row.blocks; ++i, left -= kBlock) {
+    uint16_t part[kBlock] = {};
+    if (left < kBlock) memcpy(part, x + i * kBlock, left * 2);
+    __m256i codes[4], high, low;
+    row.scales(to)[i] = quantise_block(left < kBlock ? part : x + i * kBlock, kMostWord, codes);
+    split_words(codes, high, low);
+    store_as(row.codes(to) + i * kBlock, _mm256_xor_si256(high, flipped));
+    store_as(row.codes(to + row.stride) + i * kBlock, _mm256_xor_si256(low, flipped));
+  }
 }
-template <bool INT4>
-constexpr auto kPanels = panels_of<INT4>(std::make_integer_sequence<int, kTall>());  // index: number of rows - 1
+
+template <bool INT4, int WIDTH, int... I>
+constexpr auto panels_of(std::integer_sequence<int, I...>) {
+  return std::array{multiply_panel<INT4, WIDTH, I + 1>...};
+}
+template <bool INT4, int WIDTH = 1>
+constexpr auto kPanels = panels_of<INT4, WIDTH>(std::make_integer_sequence<int, kTall>());  // index: number of rows - 1
+
+auto panel_of(const mm_linear& linear, int rows) {
+#if defined(__AVX512VNNI__)
+  if (linear.x_form == MM_INT16) return kPanels<false, 2>[rows - 1];
+#endif
+  return linear.form == MM_INT4 ? kPanels<true>[rows - 1] : kPanels<false>[rows - 1];
+}
 
 int64_t place(const mm_linear& linear, int column, int64_t t) {
   return t / (linear.form == MM_INT4 ? 8 : 4) * 128 + column * 4 + t % 4;
@@ -75,12 +74,20 @@ int shift(int64_t t) { return t / 4 % 2 * 4; }
 
 }  // namespace
 
-int64_t int8_scratch_bytes(const LinearJob& job) { return job.m * Row(job).stride; }
+int64_t int8_scratch_bytes(const LinearJob& job) {
+  const Row row(job);
+  return job.m * row.width * row.stride;
+}
 
 void int8_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   const Row row(job);
-  for (int i = row0; i < row1; ++i)
-    quantise_row(job, row, (const uint16_t*)job.row(i), (char*)scratch + i * row.stride);
+  for (int i = row0; i < row1; ++i) {
+    char* to = (char*)scratch + i * row.width * row.stride;
+    if (job.linear->x_form == MM_INT16)
+      quantise_row_to_words(job, row, (const uint16_t*)job.row(i), to);
+    else
+      quantise_row(job, row, (const uint16_t*)job.row(i), to);
+  }
 }
 
 void int8_run(const LinearJob& job, const void* scratch, const Share& share) {
@@ -89,8 +96,8 @@ void int8_run(const LinearJob& job, const void* scratch, const Share& share) {
   for (int panel = share.panel0; panel < share.panel1; ++panel)
     for (int first = share.row0, count; first < share.row1; first += count) {
       count = share.row1 - first < kTall ? share.row1 - first : kTall;
-      const auto run = job.linear->form == MM_INT4 ? kPanels<true>[count - 1] : kPanels<false>[count - 1];
-      run(*job.linear, row, (char*)scratch + first * row.stride, job.panel(panel), c);
+      char* rows = (char*)scratch + first * row.width * row.stride;
+      panel_of(*job.linear, count)(*job.linear, row, rows, job.panel(panel), c);
       linear_store(job, c, kPanel, first, count, panel);
     }
 }

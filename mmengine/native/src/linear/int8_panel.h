@@ -1,21 +1,27 @@
-// Multiplies a few int8 rows of x with a panel of codes (linear/int8.h).
+// Multiplies a few quantised rows of x with a panel of codes (linear/int8.h).
 #pragma once
 
 #include <immintrin.h>
 
+#include "common/fetch.h"
 #include "common/vec.h"
 #include "linear/job.h"
+#include "linear/quantise.h"
 
 namespace mm {
 
-constexpr int kBlock = 32;  // values of x that share a scale
-
 // The layout of a row in scratch: the row's codes; a scale for each block; the sum of the codes of each block; and for
-// each group the sum of the values that the codes encode.
+// each group the sum of the values that the codes encode. 16-bit codes take two rows of bytes: the high bytes with the
+// scales, and the low bytes.
 struct Row {
   int64_t k, blocks, groups, stride;
+  int width;  // rows of bytes for a row of x
 
-  explicit Row(const LinearJob& job) : k((int64_t)job.steps() * kStep), blocks(k / kBlock), groups(job.groups()) {
+  explicit Row(const LinearJob& job)
+      : k((int64_t)job.steps() * kStep),
+        blocks(k / kBlock),
+        groups(job.groups()),
+        width(job.linear->x_form == MM_INT16 ? 2 : 1) {
     // The extra cache line keeps rows from all mapping to the same cache set.
     stride = ceil_div(k + blocks * 8 + groups * 4, 64) * 64 + 64;
   }
@@ -33,29 +39,30 @@ MM_INLINE __m512i four(const int8_t* codes) { return _mm512_set1_epi32(load_as<i
 
 // Computes the sums of a block's products, for M rows and the panel's columns. With int8 weights, codes of x are stored
 // as code + 128, because one operand of vpdpbusd is unsigned. The excess, 128 times the sum of the weights, is computed
-// with the same instruction and subtracted.
+// with the same instruction and subtracted. `fetch`: whether to prefetch later weights.
 template <int M>
-MM_INLINE void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
+MM_INLINE void multiply_int8(const int8_t* x, int64_t stride, const char* at, bool fetch, __m512i (&sums)[M][2]) {
   __m512i more[2] = {};
 #pragma GCC unroll 8
   for (int quad = 0; quad < kBlock / 4; ++quad, at += 128) {
+    if (fetch) fetch_ahead<16384, 1024>(at), fetch_ahead<16384, 1024>(at + 64);
     const __m512i codes[2] = {load_as<__m512i>(at), load_as<__m512i>(at + 64)};
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) more[v] = _mm512_dpbusd_epi32(more[v], _mm512_set1_epi8((char)0x80), codes[v]);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v)
         sums[i][v] = _mm512_dpbusd_epi32(sums[i][v], four(x + i * stride + quad * 4), codes[v]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) sums[i][v] = _mm512_sub_epi32(sums[i][v], more[v]);
 }
 
 template <int M>
-MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
+MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, bool, __m512i (&sums)[M][2]) {
   const __m512i low = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
   for (int eight = 0; eight < kBlock / 8; ++eight, at += 128) {
@@ -74,24 +81,33 @@ MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, __
   }
 }
 
-// Computes c [M, 32], the product of M rows and a panel.
-template <bool INT4, int M>
+// Returns the sums of a row of x, whose codes have WIDTH bytes.
+template <int WIDTH>
+MM_INLINE __m512 sums_of(const __m512i (*sums)[2], int v) {
+  if constexpr (WIDTH == 1) return _mm512_cvtepi32_ps(sums[0][v]);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sums[0][v], 8), sums[WIDTH - 1][v]));
+}
+
+// Computes c [M, 32], the product of M rows and a panel. WIDTH: bytes of a code of x.
+template <bool INT4, int WIDTH, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* group, float* c) {
   __m512 totals[M][2] = {};
   for (int64_t g = 0, block = 0; g < row.groups; ++g, group += group_bytes(linear)) {
     __m512 parts[M][2] = {};
     const char* at = group + codes_at(linear);
     for (int in = 0; in < linear.group; in += kBlock, ++block, at += kBlock * (INT4 ? 16 : 32)) {
-      __m512i sums[M][2];
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i)
+      __m512i sums[M * WIDTH][2];
+#pragma GCC unroll 12
+      for (int i = 0; i < M * WIDTH; ++i)
         sums[i][0] = sums[i][1] = _mm512_set1_epi32(INT4 ? -8 * row.sums(rows + i * row.stride)[block] : 0);
-      (INT4 ? multiply_int4<M> : multiply_int8<M>)(row.codes(rows) + block * kBlock, row.stride, at, sums);
+      (INT4 ? multiply_int4<M * WIDTH> : multiply_int8<M * WIDTH>)(row.codes(rows) + block * kBlock, row.stride, at,
+                                                                   WIDTH > 1 && !kIsAmd, sums);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
-        const __m512 scale = _mm512_set1_ps(row.scales(rows + i * row.stride)[block]);
+        const __m512 scale = _mm512_set1_ps(row.scales(rows + i * WIDTH * row.stride)[block]);
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) parts[i][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][v]), scale, parts[i][v]);
+        for (int v = 0; v < 2; ++v)
+          parts[i][v] = _mm512_fmadd_ps(sums_of<WIDTH>(sums + i * WIDTH, v), scale, parts[i][v]);
       }
     }
 #pragma GCC unroll 2
@@ -207,7 +223,7 @@ void multiply(const mm_linear& linear, const Row& row, char* rows, const char* g
 
 // Computes c [M, 32]. One row is multiplied with the whole panel, several rows with one half after the other, so that
 // the sums fit into registers.
-template <bool INT4, int M>
+template <bool INT4, int, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* panel, float* c) {
   if constexpr (M == 1) {
     multiply<INT4, 1, 4>(linear, row, rows, panel, 0, c);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "common/fetch.h"
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "linear/job.h"
@@ -114,6 +115,23 @@ int32_t mm_linear_prefers_codes(int32_t type) {
 #else
   (void)type;
   return 0;
+#endif
+}
+
+int32_t mm_linear_int16(void) {
+#if defined(__AVX512VNNI__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// Measured on an Intel CPU only. With AMX, bfloat16 tiles are faster for 16 rows and more.
+int32_t mm_linear_prefers_int16(void) {
+#if defined(__AMX_BF16__)
+  return 0;
+#else
+  return mm_linear_int16() && !mm::kIsAmd;
 #endif
 }
 

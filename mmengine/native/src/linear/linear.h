@@ -5,7 +5,7 @@
 // codes are integers, and a group may also have a minimum: a weight is code * scale + min. Integer codes are multiplied
 // unscaled, and each group's sum is scaled in float32, so that no weight is rounded. AMX keeps sums in tiles, so there
 // weights are rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16
-// instructions. Optionally x is quantised to int8, and integers are multiplied.
+// instructions. Optionally x is quantised to int8 or int16, and integers are multiplied.
 //
 // A layer may also have the blocks of a GGUF file, of one type for each run of panels (mm_linear_blocks). A float32 layer
 // multiplies the weights that the blocks stand for, so y has the same bits as with a layer of these float32 weights. A
@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 enum { MM_FP32 = 0, MM_BF16 = 1, MM_MAX_GROUP = 256 };
-enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3, MM_BLOCKS = 4 };
+enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3, MM_BLOCKS = 4, MM_INT16 = 5 };
 
 // Panels from `panel` on, up to the next run's, have a GGUF type (linear/blocks.h).
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
   const float* bias;  // [n] or NULL
-  int32_t x_form;  // MM_PLAIN; or, for int8 and int4 weights, MM_INT8: rows of x are quantised (linear/int8.h)
+  int32_t x_form;  // MM_PLAIN; or MM_INT8 or MM_INT16: rows of x are quantised (linear/int8.h)
   int32_t num_runs;
   const mm_block_run* runs;  // for MM_BLOCKS: [num_runs] in order; the first begins with panel 0. Else NULL
 } mm_linear;
@@ -74,6 +74,12 @@ int32_t mm_linear_blocks(int32_t dtype);
 
 // Returns whether blocks of a GGUF type are multiplied faster as int8 or int4 codes, which take about as many bits.
 int32_t mm_linear_prefers_codes(int32_t type);
+
+// Returns whether layers may have the x_form MM_INT16.
+int32_t mm_linear_int16(void);
+
+// Returns whether MM_INT16 is faster than multiplying int8 weights without quantising x.
+int32_t mm_linear_prefers_int16(void);
 
 // Computes gate and up in one pass, with a weight that was packed with half = i: y [m, i] = silu(x gate^T) * (x up^T).
 // linear->n is 2i, and the bias, if any, is [2i], gate's values first. A bfloat16 layer rounds gate, up and silu(gate)
