@@ -14,9 +14,9 @@ _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # A constant that old 
 class TensorNames:
     """Rules that map stored names to canonical names.
 
-    `beginnings`: pairs (pattern, replacement). The first pattern that matches the beginning of a stored name
-    is replaced, for example by `text.`, `visual.` or `lm_head.`. A replacement may use the pattern's groups.
-    A name without a match stays unchanged.
+    `beginnings`: pairs (pattern, replacement). The first pattern that matches a stored name's beginning
+    applies. Its replacement, such as `text.` or `lm_head.`, replaces the matched text. A replacement may use
+    the pattern's groups. A name without a match stays unchanged.
     """
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]
@@ -31,7 +31,5 @@ class TensorNames:
         return stored
 
     def entries(self, folder: Path) -> dict[str, TensorEntry]:
-        """Return every tensor of a folder or a GGUF file by its canonical name. Raises ModelError as
-        `open_tensors` does.
-        """
+        """Return every tensor of a folder or a GGUF file by its canonical name. Raises ModelError."""
         return dict(model_tensors(folder, self.canonical))

@@ -33,9 +33,9 @@ SPARE_BLOCKS = 16  # free columns of a copied table, so that rows can grow
 class BlockTables:
     """Builds the block tables of a step's rows.
 
-    With `keeps`, a step with the previous step's rows updates the previous tables in place. Copying all
-    tables would evict other data from the CPU's cache. At most one step may then be in flight, because the
-    previous plan uses the same arrays.
+    With `keeps`, the previous tables are updated in place if the rows are the same. Copying all tables
+    instead would evict other data from the CPU's cache. With `keeps`, at most one step may be in flight,
+    because successive plans share these arrays.
 
     If `view.step_rows` is the previous step's object, the rows are the same, and their tables can only have
     grown.

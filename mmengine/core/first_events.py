@@ -14,8 +14,8 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """Return QUEUED for the request, as a log reader returns the event. Raises InvalidRequest for a value
-    that a log cannot contain.
+    """Return the request's QUEUED event with the values that a log reader would return. Raises InvalidRequest
+    for a value that a log cannot contain.
     """
     try:
         return as_logged(queued_of(request))
@@ -46,7 +46,7 @@ def started_of(
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     """Return the constants for applying the events of a log.
 
-    `host`: as in `started_of`. If the settings name no version of vLLM, the host's version decides.
+    `host`: as in `started_of`. If `compat` is "vllm" without a version, `host` determines the version.
     """
     if not host:
         return scheduler_of(config).constants(config.lookahead_tokens)

@@ -16,7 +16,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """Observes an engine's events, and starts its fetches and writes. `state`: the engine's state."""
+    """Observes an engine's events, and starts fetches and writes. `state`: the engine's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
@@ -67,7 +67,8 @@ class StoreFetches(Observer):
 
     def release(self) -> None:
         """Start the decided fetches, and write computed blocks to the store. Call this method after the
-        events are committed and before the next step is dispatched. The next step may overwrite blocks.
+        events are committed, but before the next step is dispatched, because that step may overwrite the
+        blocks.
 
         A computed block is skipped if its content has changed meanwhile.
         """

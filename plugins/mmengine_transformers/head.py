@@ -9,7 +9,7 @@ from mmengine_transformers.parts import ModelParts
 
 
 class _GivenOutput(BaseModelOutputWithPast):
-    """A body's output with only hidden states. All other fields are None."""
+    """A base model's output with only hidden states. All other fields are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -21,11 +21,11 @@ class _GivenOutput(BaseModelOutputWithPast):
 
 
 class _GivenBody(nn.Module):
-    """A stub for the body: returns its `inputs_embeds` as hidden states."""
+    """A stub for the base model (`body`). Returns `inputs_embeds` as hidden states."""
 
     @property
     def decoder(self) -> "_GivenBody":
-        """Return this stub, because OPT's forward calls its body's decoder."""
+        """Return this stub, because OPT's forward calls the decoder in its base model."""
         return self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
@@ -33,7 +33,7 @@ class _GivenBody(nn.Module):
 
 
 class Head:
-    """Applies the model's own LM head. During a call, a stub replaces the model's body."""
+    """Applies the model's own LM head. During a call, a stub replaces the base model."""
 
     def __init__(self, parts: ModelParts) -> None:
         self._owner, self._body_name, self._given = parts.owner, parts.body_name, _GivenBody()

@@ -12,7 +12,7 @@ SPECS = ("none", "ngram", "suffix", "grammar")
 MAX_TOKENS = 256  # Enough: the schemas limit the length of strings.
 # With few rows, most requests begin after earlier answers, from which the suffix drafter drafts.
 ROWS = 8
-LEAST_RIGHT = 12  # Of 40 answers with a grammar.
+LEAST_RIGHT = 12  # Minimum number of right answers among the 40 forms.
 
 
 def filled(engine):

@@ -1,4 +1,6 @@
-"""Tests that image patches equal transformers' (Pillow backend), and tests unusual and invalid images."""
+"""Tests that image patches equal the patches from transformers' Pillow backend. Also tests unusual and
+invalid images.
+"""
 
 import base64
 import io

@@ -191,7 +191,7 @@ def test_a_file_equals_its_frames(processor, clip, tmp_path):
         ),
     ]
     first = results[0].media[0].item
-    assert first.grid[0] == 4  # Two frames per temporal patch: 8 frames, the checkpoint's maximum.
+    assert first.grid[0] == 4  # Four patches with two frames each: the checkpoint takes at most 8 frames.
     for result in results:
         item = result.media[0].item
         assert (item.mm_hash, item.grid) == (first.mm_hash, first.grid)

@@ -36,8 +36,8 @@ def work_of(kind, rows, tokens):
 
 def steps_of(rng, count, *, slow_from=2.0, arrival_ns=0, pause_share=0.0):
     """Return a log's steps. `slow_from`: after this share of the log, steps take twice as long. `arrival_ns`:
-    added by an arrival to its step and to the step before. `pause_share`: share of steps with a pause of 20
-    ms.
+    the time that an arrival adds to its own step and to the preceding step. `pause_share`: share of steps
+    with a pause of 20 ms.
     """
     steps, now, follows = [], 0, False
     for number in range(count):

@@ -181,7 +181,7 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
         replayed(group)
         return replayed(group), layers_of_4(group)
 
-    def layers_of_4(group):  # the next step, which is launched, not replayed
+    def layers_of_4(group):  # the next step, which runs without a graph
         group.graphs = None
         return layers(group)
 
@@ -222,7 +222,7 @@ def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
 def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
     """Rank 1 fails while capturing its second bucket: before the first pass, in a pass, or at the end.
 
-    Both ranks then launch the next step without a graph.
+    Both ranks then run the next step without a graph.
     """
     monkeypatch.setattr(capture.log, "warning", lambda what, **facts: None)
     words, meeting = {}, threading.Barrier(2, timeout=30)

@@ -12,7 +12,7 @@ from tests.serve.test_serve_sessions import SIDE, picture
 
 
 def test_an_invalid_frame_is_refused_at_once():
-    """Together with a held invalid frame, the next valid frame would be refused too."""
+    """If the session kept the invalid frame, the next valid frame would be refused too."""
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):
             session.frame(b"no picture", 0.0)
@@ -31,7 +31,7 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """A failed or cancelled request does not lose the held frame."""
+    """A failed or cancelled request does not lose the waiting frame."""
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)

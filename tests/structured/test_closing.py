@@ -1,6 +1,4 @@
-"""Tests that completions are valid and short, and that a text with a closer always ends within its token
-budget.
-"""
+"""Tests that completions are valid and short, and that `Closer` ends every text within its token budget."""
 
 import json
 import random
@@ -192,8 +190,8 @@ def test_a_budget_is_kept():
 
 
 def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Random) -> tuple[bytes, bytes]:
-    """Return a prefix (an instance's first bytes, perhaps with random allowed bytes), and the instance's
-    rest.
+    """Return a prefix (an instance's first bytes, perhaps followed by random allowed bytes), and the
+    instance's rest.
     """
     text = json.dumps(data.draw(case.instances), ensure_ascii=False, separators=(",", ":")).encode()
     cut = source.randrange(len(text))

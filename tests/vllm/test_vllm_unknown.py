@@ -1,5 +1,5 @@
 """Tests the recorder with an unknown vLLM version, with new, changed or missing fields, and with missing
-methods. The scheduler works as without the recorder, and a log line names the problem.
+methods. The scheduler works as without the recorder, and a warning names the problem.
 """
 
 from types import SimpleNamespace

@@ -21,9 +21,9 @@ FOLDERS = [HERE / "recordings", HERE / "recordings" / "faults", HERE.parents[0] 
 LOGS = {log.name: log for folder in FOLDERS for log in sorted(folder.iterdir()) if any(log.glob("*.mmlog*"))}
 SMALL = ["priority_victim", "double_free", "encoder_reference"]
 # Exit codes: 0 done, 1 refused with a reason, 2 wrong arguments, 3 diverged or partly read, 5 decisions not
-# derived, 6 no answer or truncated, 13 and 14 no end.
+# derived, 6 no answer or a truncated log, 13 and 14 a log without an end.
 CODES = {0, 1, 2, 3, 5, 6, 13, 14}
-NUM_MUTANTS, NUM_SOAKED = 100, 2000  # mutants with changed records, and as many with changed bytes
+NUM_MUTANTS, NUM_SOAKED = 100, 2000  # number of damaged logs for each kind of damage
 VERBS = {
     "show": ["LOG", "--steps"],
     "show --step": ["LOG", "--step", "3"],

@@ -34,7 +34,7 @@ TEXT_FILES = {
 class GGUFModel:
     """A model in a GGUF file, with its projector if it has one. The constructor reads only the metadata.
 
-    `path`: a file, or a name made by `pair`. Raises ModelError.
+    `path`: a GGUF file, or a name that gguf/pair.py makes from a model and a projector. Raises ModelError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,8 +69,8 @@ class GGUFModel:
         """Return the contents of the file `name` in an equivalent model folder.
 
         `name`: config.json, generation_config.json, tokenizer.json or tokenizer_config.json; with a
-        projector, also the names in its `settings`. Raises ModelError if the metadata is missing, damaged or
-        not supported.
+        projector, also the names in `projector.settings()`. Raises ModelError if the metadata is missing,
+        damaged or not supported.
         """
         projector = self.projector
         if name == CONFIG:
@@ -82,9 +82,10 @@ class GGUFModel:
         return TEXT_FILES[name](self.container) | extra
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
-        """Return every tensor by its canonical name, as `open_tensors` does for a folder.
+        """Return a dict from each tensor's canonical name to its entry.
 
-        `canonical_name` receives the transformers names of the tensors. Raises ModelError.
+        `canonical_name`: maps a tensor's name in transformers to the canonical name, or to None to skip the
+        tensor. Raises ModelError.
         """
         projector = self.projector
         entries = self._text_tensors(canonical_name)

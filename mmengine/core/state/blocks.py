@@ -24,7 +24,7 @@ _PART = struct.Struct("<Iqq")
 
 
 class BlockPool:
-    """One engine's KV blocks. Only `evolve` calls methods that change the pool.
+    """One engine's KV blocks. Only `evolve` (core/fold) calls methods that change the pool.
 
     `num_blocks` includes block 0, which pads batches and belongs to no request. `content_width`: how many
     tokens determine a block's content. `num_windows`: how many block groups have a sliding window. `is_lazy`:
@@ -98,8 +98,8 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def order_after_release(self, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the blocks that calls of `release` for each group would free: (blocks at the front of the
-        free list, blocks at its back). The free list gives out blocks from the front.
+        """Return the blocks that `release` would free for these groups, as a pair: (blocks for the front of
+        the free list, blocks for its back). The free list gives out blocks from the front.
         """
         front, back = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         for blocks in groups:
@@ -127,11 +127,11 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that need more blocks (indices into `rows`, intp), and the number of blocks for each
+    """Return the rows that need more blocks (indices into `rows`, intp), and how many more each row needs
     (int32).
 
-    `num_tokens`: number of further tokens, for each row or for all rows. The drafter's lookahead is added, up
-    to max_model_len.
+    `num_tokens`: number of further tokens, for each row or for all rows. The drafter's lookahead is added,
+    but no row gets blocks for more than max_model_len tokens.
     """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
@@ -154,7 +154,7 @@ class Groups(Protocol):
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
     """Return how many tokens an admission's prefix hits contain."""
-    if state.config.block_groups:  # `cached_blocks` has the blocks in the windows, from all groups
+    if state.config.block_groups:  # `cached_blocks` also has window blocks, so its length is no token count
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 

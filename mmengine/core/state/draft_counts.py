@@ -37,8 +37,8 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """Return the `sampled` rows' (intp) drafts in the step of `event`, or None without drafts. Must be called
-    before `state` applies the event.
+    """Return the drafts in the step of `event`, or None without drafts. `sampled`: the rows that sampled,
+    intp. Must be called before `state` applies the event.
     """
     if event.counts is None:
         return None

@@ -11,8 +11,9 @@ from mmengine.request import Request
 
 
 class Part(NamedTuple):
-    """A step's work on a media item that is encoded over several steps, from `start` to `until` in the units
-    of encoder_cache/work.py. `item`: the item's index in the request's media.
+    """A step's part in encoding a media item over several steps. `start`, `until`: the finished work before
+    and after the step, in the units of encoder_cache/work.py (a unit is a patch's time without attention).
+    `item`: the item's index in the request's media.
     """
 
     request_id: str
@@ -52,6 +53,6 @@ class Flight:
     part_of: str = ""  # id of the request with a media item that the step encodes in part, or ""
     kept: list[np.ndarray] = field(
         default_factory=list
-    )  # recurrent states that the step keeps, as in `step_kept`
+    )  # recurrent states that the step keeps, as in `State.step_kept`
     # int32, number of tokens to compute for each of `rows`; set only by vLLM's rules for block groups
     num_scheduled: np.ndarray | None = None

@@ -24,7 +24,7 @@ IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was idle too lon
 
 class Chunk(NamedTuple):
     """The tokens that a request added to a session. `start`: its first token's position. `num_outputs`:
-    number of answer tokens at the chunk's end. The other fields are as in APPENDED.
+    number of answer tokens at the chunk's end. The other fields are as in the event APPENDED.
     """
 
     start: int
@@ -48,7 +48,8 @@ class Place(NamedTuple):
 @dataclass(slots=True, eq=False)
 class SessionState:
     """One open session. `tokens`: int32. `live`: the session's unfinished request, or NO_REQUEST.
-    `leased`: the leased blocks in order, int32. `used`: the value of `Sessions.clock` after its last lease.
+    `leased`: the leased blocks in order, int32. `used`: the value of `Sessions.clock` after the
+    session's last lease.
     """
 
     session_id: str

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.packet import Packet
 
 _OTHERS = "mpeg,mpegts"  # Formats whose files begin without a magic number.
-# Limit the time that a crafted file can cost: ignore an AVI's second index and all chapters, and limit the
-# index's size in bytes.
+# Limit the time that a crafted file can cost: ignore an AVI's second index and all chapters, and limit
+# FFmpeg's own index to 128 KiB for each stream.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
 MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with sound have three million.
 MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
@@ -32,8 +32,8 @@ MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
 MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: MAX_DECODED_FRAMES frames at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
-# Maximum number of keyframes that are earlier than the previous keyframe. FFmpeg must sort these keyframes
-# into an index.
+# Maximum number of keyframes with an earlier time than the preceding keyframe in the file. FFmpeg must sort
+# these keyframes into an index.
 MAX_BACKWARD = 1024
 
 
@@ -45,7 +45,7 @@ def _titles(av: ModuleType) -> dict[str, Any]:
 
 
 class VideoFile:
-    """A Clip that reads a file. Not shared between threads. Close it after use."""
+    """Implements the protocol Clip (video.py) for a file. Not shared between threads. Close it after use."""
 
     def __init__(self, source: Any, access: Access, where: str) -> None:
         self.where = where

@@ -63,8 +63,8 @@ class Pair:
         return all(each.position == place or each.record is None and place > END for each, place in both)
 
     def go_on(self) -> str:
-        """Continue to this debugger's next breakpoint or to the first difference. At the difference, the
-        other debugger moves there too. Return the reason for the stop, or "" at the end of the log.
+        """Continue `debugger` to its next breakpoint or to the first difference. At the difference, `other`
+        moves there too. Return the reason for the stop, or "" at the end of the log.
         """
         navigator, places = self.debugger.navigator, self.places()
         if places is None or navigator.position >= places[0]:

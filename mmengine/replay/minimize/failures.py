@@ -226,7 +226,7 @@ class _Run:
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
     """Return a failure if a request's answer differs from its answer in a run alone. The executor computes
-    each token from all KV slots that the request reads.
+    each token from all KV slots that the request reads, so wrong KV changes the answer.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)

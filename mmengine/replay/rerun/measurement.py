@@ -54,7 +54,7 @@ class Watch:
         self._decided: deque[tuple[StepWork | None, int]] = deque()
         # The time at which the last result returned, or -1 if the engine was idle since then.
         self._last_ns = -1
-        self._first_ns = -1  # The time of the open step's first decision.
+        self._first_ns = -1  # The time of the first decision for the step that is not dispatched yet.
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
@@ -154,7 +154,7 @@ class Watch:
 
 
 def _work(state: State) -> StepWork:
-    """Return the open step's work."""
+    """Return the work in the step that is decided but not dispatched yet."""
     rows = state.step_rows
     scheduled = state.scheduled[rows]
     embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)

@@ -30,9 +30,10 @@ MAX_PADDING = 0.5  # maximum padding in a decode group, divided by the rows' own
 class Group:
     """Describes g rows with equal query lengths. One SDPA call computes their attention.
 
-    `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
-    pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
-    for prefill. No mask is needed if all decode rows have kv_len tokens, or if a prefill begins at token 0.
+    `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], for b blocks
+    per row: all rows' K pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for
+    decode, [query_len, kv_len] for prefill. No mask is needed if all decode rows have kv_len tokens, or if a
+    prefill begins at token 0.
     """
 
     tokens: Places
@@ -63,8 +64,8 @@ class TorchPagedAttention:
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         slots, table, lens = meta.on_device(self._device)
-        # A group reads equally many blocks for each row. Shorter rows read the dummy block instead: the dummy
-        # block contains zeros, while another request's block may contain NaN.
+        # A group reads equally many blocks for each row. Beyond a row's length, the group reads the dummy
+        # block, which contains zeros. Another request's block may contain NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._set_slots(slots)

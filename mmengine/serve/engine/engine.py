@@ -109,7 +109,7 @@ class Engine(TypedAnswers, PooledAnswers):
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
         self.pooled = pooled_model_of(self.built)
-        self.batch_done: dict[str, Completion] = {}  # ended answers that no batch has taken
+        self.batch_done: dict[str, Completion] = {}  # ended answers that no `run_batch` has yielded
         self._closed = False
         self._received = True  # whether the next step marks the last step's answers as delivered
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
@@ -198,7 +198,7 @@ class Engine(TypedAnswers, PooledAnswers):
     def check_batchable(self) -> None:
         """Raise InvalidRequest if requests that were submitted with `stream` are running.
 
-        A batch steps the engine, so these requests' outputs would be lost.
+        `run_batch` steps the engine, so these requests' outputs would be lost.
         """
         if self.requests.has_streams:
             raise InvalidRequest("submitted requests are running: call step until has_work is False")
@@ -221,7 +221,7 @@ class Engine(TypedAnswers, PooledAnswers):
         self._health.check_stall(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether the log contains all the request's choices.
+        """Return whether the log contains the QUEUED events for all the request's choices.
 
         If the log is on disk, a later process can then complete the request.
         """
@@ -301,8 +301,8 @@ class Engine(TypedAnswers, PooledAnswers):
     ) -> Session:
         """Open a session, or continue an open session.
 
-        A session is a prompt that grows (docs/how-to/sessions.md). Appended content is prefilled at once, and
-        questions about the content can be asked. `length` limits the session's tokens (0: max_model_len).
+        A session is a prompt that grows (docs/how-to/sessions.md). Appended content is prefilled immediately,
+        and questions about the content can be asked. `length` limits the session's tokens (0: max_model_len).
         When the limit is reached, the session keeps its anchor (see `Session.append`) and its most recent
         content, together at most `keep` tokens (0: half of the length). After `idle_s` seconds without a
         request, the session is closed (0: never). `adapter` names the LoRA adapter for the whole session. The

@@ -33,12 +33,12 @@ class Choice:
 
     `text` ends before a stop string, but `token_ids` has all sampled tokens. finish_reason is stop, length,
     repetition, abort, error or rejected. `detail` explains the reason. With a response format, CUT or
-    CUT_AT_STOP explains the reason "length". CLOSED: the engine completed the answer's JSON value. `logprobs`
-    has (token id, logprob) pairs for each token: the sampled token's pair, then the most likely tokens'
-    pairs.
+    CUT_AT_STOP explains the reason "length". The detail CLOSED means that the engine completed the answer's
+    JSON value. `logprobs` has (token id, logprob) pairs for each token: the sampled token's pair, then the
+    most likely tokens' pairs.
 
     If requested, `field_confidence` has the fields' confidences by JSON pointer. `confidences` then has a
-    value for each token that this process sampled: the answer's last tokens.
+    value for each token that this process sampled. After a restart, these are the answer's last tokens.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is the
     text before these tokens, and `content` the text after them, or None if the answer ended earlier. Without
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The number of tokens before the last token in `after`, as ChoiceDeltas counts them."""
+        """The number of tokens before the last token in `after`."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)

@@ -184,7 +184,7 @@ class App:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
-        # The router raises this for a method that the path's route does not have.
+        # The router raises HTTPException for a method that the path's route does not have.
         except HTTPException:
             allowed = self._allowed_methods(scope)
             text = f"{scope['method']} is not allowed on this route; use {allowed}"

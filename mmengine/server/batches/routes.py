@@ -110,7 +110,7 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        The Idempotency-Key identifies the call, or without a key the call's digest.
+        The Idempotency-Key identifies the call. Without a key, the call's digest identifies the call.
         """
         batches = self._storage.batches
         if key:

@@ -44,7 +44,7 @@ def format_notes(document: Document) -> tuple[Note, ...]:
 def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
     """Return notes on values that only the bounds exclude.
 
-    Normalization writes the notes on key order.
+    The notes on key order are not included, because normalization writes them.
     """
     found: list[Note] = []
     if bounds.whitespace:

@@ -1,8 +1,8 @@
 """Captures a draft head's passes as CUDA graphs for several row counts, and replays them.
 
-A pass usually computes a single layer, so launching its kernels takes longer than computing them. Each pass
-is a graph, because rows have different draft counts and the host plans attention for each length. The host
-plans the next pass while the device computes.
+A pass usually computes a single layer, so launching its kernels takes longer than computing them. A graph
+contains a single pass, not a whole chain, because rows have different draft counts and the host plans
+attention for each length. The host plans the next pass while the device computes.
 """
 
 from collections.abc import Callable
@@ -96,11 +96,11 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Choose each row's first draft. Captured."""
+        """Choose each row's first draft. A graph captures this call."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Compute a pass and choose each row's next draft. Captured."""
+        """Compute a pass and choose each row's next draft. A graph captures this call."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)
