@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()
 
 
-# Runs several scripts in one process. Once a script imports `planted`, all later scripts have the bug.
+# Runs several scripts in one process. After a script imports examples/debugging/planted.py, all later scripts
+# have the bug.
 SCRIPTS = """
 import contextlib, io, json, runpy, sys
 

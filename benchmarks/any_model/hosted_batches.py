@@ -2,8 +2,8 @@
 transformers. For texts, transformers uses continuous batching. For images, transformers' `generate` answers
 one request after another.
 
-mmengine and continuous batching have equal KV cache sizes and equal maximum tokens per step. By default,
-continuous batching on a CPU allocates 60 % of the machine's memory.
+mmengine and continuous batching have equal KV cache sizes and equal maximum tokens per step. Without a set
+cache size, continuous batching on a CPU allocates 60 % of the machine's memory.
 """
 
 import gc
@@ -60,7 +60,7 @@ TOWER = {
 def texts(folder: Path, num_tokens: int) -> Part:
     """Time 16 requests on the hosted model and with transformers' continuous batching.
 
-    `num_tokens`: the prompts' token ids are below this number.
+    `num_tokens`: the vocabulary size. The random prompts use token ids below this size.
     """
     asks = [random_texts(1, length, NUM_NEW, num_tokens, seed=length)[0] for length in LENGTHS]
     ours, answers = _answers(folder, asks)

@@ -145,7 +145,7 @@ def _steps(engine: "Engine", sizes: Sizes, threads: int) -> Part:
 
 def _decoded(engine: "Engine", rows: int) -> Iterator[tuple[float, set[tuple[int, int]]]]:
     """Yield (seconds, {(layer, used expert)}) for each step in which all rows decode."""
-    counters = engine.built.executor._runner._model._text.experts  # type: ignore[attr-defined]  # of the kernels
+    counters = engine.built.executor._runner._model._text.experts  # type: ignore[attr-defined]  # native layers
     _submit(engine, rows, PROMPT, NEW)
     decoding = False
     while engine.has_work:

@@ -129,7 +129,9 @@ class Side:
 
 @dataclass(slots=True)
 class Pairs:
-    """An engine's results for a task and batch size, one per round. `plain`: the results without drafts."""
+    """The results for a task and batch size. Each list has one entry per round: `drafted` with the engine's
+    drafts, `plain` without drafts.
+    """
 
     plain: list[Decoded] = field(default_factory=list)
     drafted: list[Decoded] = field(default_factory=list)

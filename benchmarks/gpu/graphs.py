@@ -40,7 +40,7 @@ def make_recorder(device: str) -> Recorder:
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
-    """Compare the hidden states of captured and launched decode steps, for every number of rows.
+    """Compare the hidden states of decode steps with and without CUDA graphs, for 1 to MAX_ROWS rows.
 
     The model has two KV heads. Raises ConfigError if attention cannot be captured or no step was captured.
     """
@@ -60,8 +60,8 @@ def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
 
 
 def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) -> Verdict:
-    """Compare captured and launched encoder calls for random images and videos, with up to `most_embeds`
-    embeddings.
+    """Compare encoder calls with and without CUDA graphs, for random images and videos with up to
+    `most_embeds` embeddings.
 
     The towers are narrow. Their head dimension is 64 (as in the 2B) or 72 (as in the 8B). Raises ConfigError
     if a tower or a call cannot be captured.
@@ -117,7 +117,7 @@ def _verdict(name: str, gaps: list[float], dtype: torch.dtype) -> Verdict:
 
 
 def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
-    """Return the relative difference between a captured and a launched step (see `_apart`)."""
+    """Return the relative difference between a step with and without a CUDA graph (see `_apart`)."""
     rng = np.random.default_rng(rows)
     size = next(size for size in row_sizes(MAX_ROWS) if size >= rows)
     ids = np.zeros((4, size), np.int64)  # token ids and three rows of positions
@@ -141,6 +141,6 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
 
 
 def _apart(captured: torch.Tensor, launched: torch.Tensor) -> float:
-    """Return the largest difference, divided by the largest launched value."""
+    """Return the largest difference, divided by the largest value without a CUDA graph."""
     gap = float((captured - launched.float()).abs().max() / launched.float().abs().max())
     return gap if gap == gap else float("inf")

@@ -1,4 +1,4 @@
-"""Clients of a server that use little CPU: one thread with raw sockets."""
+"""Sends a load to a server from one thread with raw sockets, because this needs little CPU time."""
 
 import json
 import selectors

@@ -60,11 +60,11 @@ FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}
 class FleetEngine(AsyncAnswers):
     """The engine of an ingress: a server without a model, which forwards requests to replicas.
 
-    `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
-    further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
-    stores requests with `hold`, so that the next ingress continues these requests. This engine closes
-    `durable`. `box_unit`: returns how the model writes boxes, or raises InvalidRequest. An instance must be
-    created on its event loop.
+    `processor` and `config` belong to the replicas' model. A new request raises QueueFull while `max_open`
+    requests are open. When this process ends, the streams of all callers break. `durable`: stores requests
+    with `hold`, so that the next ingress continues these requests. This engine closes `durable`. `box_unit`:
+    returns the unit for the model's box coordinates, or raises InvalidRequest. An instance must be created on
+    its event loop.
     """
 
     metrics: FleetMetrics
@@ -118,7 +118,9 @@ class FleetEngine(AsyncAnswers):
         return 0
 
     def box_unit(self) -> BoxUnit:
-        """Return how the model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
+        """Return the unit for the model's box coordinates. Raises InvalidRequest if the plugin declares no
+        unit.
+        """
         return self._box_unit()
 
     async def pool(self, jobs: Jobs) -> list[Completion]:

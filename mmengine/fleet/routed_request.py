@@ -185,8 +185,8 @@ class RoutedRequest:
         return True
 
     def _whole_request(self) -> ReplicaRequest:
-        """Return the request with the remaining time to its deadline. The time counts from submission to the
-        ingress.
+        """Return the request with the remaining time to its deadline. The deadline counts from submission to
+        the ingress.
         """
         options = self._request.options
         rest_s = self._channel.options.after(self._channel.age_s).deadline_s
@@ -208,7 +208,7 @@ class RoutedRequest:
             sample_index=choice.index,
         )
 
-    # Messages from replicas, see Receiver
+    # Messages from replicas: methods for attempt.Receiver
 
     def note_alive(self) -> None:
         self.is_unheard = False

@@ -114,7 +114,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WireScores(NamedTuple):
-    """PromptLogprobs as bytes: int32 ids and float32 logprobs, each [n, 1 + k], for n prompt tokens."""
+    """PromptLogprobs as bytes: int32 ids and float32 logprobs, each [n, num_columns], for n prompt tokens."""
 
     num_columns: int
     token_ids: bytes

@@ -145,7 +145,9 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return whether applying the log's last record, an observation, raised the error."""
+    """Return whether the log's last record is an observation and raised the error when the fold applied the
+    record.
+    """
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 

@@ -1,4 +1,5 @@
-"""Computes CRC-32 of many short texts at once. Each text is a row's prefix followed by a decimal number.
+"""Computes the CRC-32s of many short texts together. Each text is a row's prefix followed by a decimal
+number.
 
 The fake model derives its tokens from CRC-32s of texts like "request:1234". CRC-32 processes one byte after
 another, so `prefix_state` is computed once per prefix, and numpy processes the digits of all numbers

@@ -10,7 +10,7 @@ from mmengine.native.norm import RmsNorm
 from mmengine_transformers.packed import kernels_for
 
 # Largest allowed difference between the kernel and the module, relative to the module's largest value in a
-# row. In bfloat16, one rounding may differ.
+# row. In bfloat16, the limit allows a single different rounding.
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 MAX_UNEQUAL = 0.02  # Largest share of bfloat16 values that may be rounded differently.
 

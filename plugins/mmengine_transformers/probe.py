@@ -16,14 +16,14 @@ from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import ReferencePort
 
 ROWS = ((12, 5), (7, 3))  # For each row: its length, and the length of its first chunk.
-# Limits in float32 and in 16 bits for the difference between two logits of a token, relative to the largest
-# logit. In 16 bits, the limit applies to the median over the tokens: rounding may change a token's experts
-# and then all its logits.
+# Limits in float32 and in 16 bits for the difference between the plugin's and the model's logits, relative to
+# the largest logit. In 16 bits, the limit applies to the median over the tokens: rounding may change a
+# token's experts and then all its logits.
 EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.1
 
 
 class TwoRows:
-    """A port for two rows of tokens. Each row has its own ReferencePort."""
+    """An AttentionPort for two rows of tokens. Each row has its own ReferencePort."""
 
     def __init__(self, layers: tuple[LayerAttention, ...]) -> None:
         self._rows = [ReferencePort(layers) for _ in ROWS]

@@ -1,4 +1,4 @@
-"""Runs the contract's tests for the fallback plugin mmengine_transformers."""
+"""Runs the tests in PluginContract for the fallback plugin mmengine_transformers."""
 
 from typing import ClassVar
 
@@ -45,7 +45,7 @@ KINDS = {
 
 
 class HostedContract(VideoChecks, PluginContract):
-    """Base class for the contract's tests. A subclass sets `kind`, a name in tests/any_model/catalogue.py."""
+    """Base class for a model's tests. A subclass sets `kind`, a name in tests/any_model/catalogue.py."""
 
     plugin = plugin
     kind: ClassVar[str] = ""
@@ -134,7 +134,7 @@ class HostedContract(VideoChecks, PluginContract):
         assert report.ok and report.rederived and not report.unfinished
 
     def test_images_are_decoded_in_processes(self, made):
-        """Compare tokens for image files that a decoding process reads."""
+        """The tokens stay the same if a separate process decodes the image files."""
         if self.kind not in IMAGE:
             pytest.skip("a text model")
         chats = [with_files(chat) for chat in self.chats]

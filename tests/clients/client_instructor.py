@@ -1,4 +1,4 @@
-"""Checks the client instructor in each mode for OpenAI's API."""
+"""Checks the Python package instructor in each mode for OpenAI's API."""
 
 import instructor
 import openai

@@ -1,4 +1,6 @@
-"""Tests that `log why` reports decisions that differ from the scheduling rules, with the right choice."""
+"""Tests that `log why` reports decisions that differ from the scheduling rules, and names the right
+decisions.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -20,7 +20,7 @@ replace = msgspec.structs.replace
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Run a busy workload, and return the log's folder, its records, and the run's live figures."""
+    """Run a busy workload, and return the log's folder, its records, and the figures from `busy_run`."""
     folder = tmp_path_factory.mktemp("run") / "log"
     live = busy_run(folder, 5)
     return folder, list(LogReader(folder)), live

@@ -1,4 +1,4 @@
-"""Tests the engine with replayed steps, as with CUDA graphs: the answers equal launched steps' answers."""
+"""Tests that answers with replayed steps, as with CUDA graphs, equal the answers without graphs."""
 
 from functools import partial
 

@@ -21,7 +21,7 @@ def test_all_waiting_tasks_wake():
         once.set()
         once.set()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await wait("late")  # returns at once
+        await wait("late")  # returns immediately
         return once.is_set, heard
 
     assert asyncio.run(run()) == (True, ["a", "c", "late"])

@@ -14,7 +14,9 @@ _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
 
 class PartName(NamedTuple):
-    """A file's name without its suffix and part number. `number` starts at 1."""
+    """A parsed file name. `prefix`: the name without suffix and part number. `number`: the part number, from
+    1.
+    """
 
     prefix: str
     number: int

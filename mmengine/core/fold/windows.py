@@ -15,7 +15,7 @@ def release_windows(state: State, flight: Flight) -> None:
     """
     rows = flight.rows
     computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at this token
+    if flight.num_computed is not None:  # a later step in flight may begin at this position
         computed = np.minimum(computed, flight.num_computed)
     released = state.windows.release(rows, computed)
     if len(released):

@@ -3,7 +3,7 @@
 A layer processes the item's patches in tiles. First q, k and v are computed for all tiles. Then attention and
 the other operations are computed for one tile after another. Between two parts, only the hidden states, one
 layer's q, k and v, and the features so far are stored. With the CPU kernels, the features have the same bits
-as if the item was encoded at once.
+as after a single call of `VisionTower.encode`.
 """
 
 from collections.abc import Generator, Iterator
@@ -63,7 +63,8 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # The cost of attention for a patch in a layer. The unit is the time for a multiply-add in a linear
+        # The cost of attention for a patch in a layer. With `even_patches` patches in a frame, attention
+        # takes as much time as all other operations. The unit is the time for a multiply-add in a linear
         # layer.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)

@@ -10,8 +10,8 @@ kept.
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-token(i) does not depend on media that begin at i. With a drafter that has a KV cache, a block's key includes
-the next block's first token, but not the media that begin there.
+token(i) does not depend on media that begin at i. The reason is a drafter with a KV cache: a block's key then
+includes the next block's first token, but not the media that begin there.
 """
 
 from dataclasses import dataclass

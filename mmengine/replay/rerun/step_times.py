@@ -11,7 +11,7 @@ import numpy as np
 from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 
 # A step's phase. PLAIN: no request is being prepared during the step. DURING: a request arrives during the
-# step. BEFORE: a request arrives shortly after the step, and is prepared during the step.
+# step. BEFORE: a request is being prepared during the step, and arrives shortly after the step.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
@@ -157,8 +157,8 @@ def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
 
 
 def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
-    """Return the machine's slowness around each step. The slowness is the median over SLOWNESS_STEPS
-    consecutive plain steps, each divided by the median of its class.
+    """Return the machine's slowness around each step. Each ratio is divided by the median ratio in its class.
+    The slowness is the median over SLOWNESS_STEPS consecutive plain steps.
     """
     plain = np.flatnonzero(is_plain)
     relative = ratios[plain].copy()

@@ -1,5 +1,5 @@
-"""Assigns ids to runs. A run's tokens attend to one another in both directions: an image's tokens, the tokens
-of all media, or a whole prompt.
+"""Assigns ids to runs. A run is an image's tokens, the tokens of all media, or a whole prompt. A run's tokens
+attend to one another in both directions.
 """
 
 from itertools import chain

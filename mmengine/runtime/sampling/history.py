@@ -168,6 +168,6 @@ def _repeats(
         same = torch.zeros_like(ends)
         same[:, back:] = tokens[:, : tokens.shape[1] - back] == said
         ends &= same | (sizes <= back)[:, None]
-    ends &= tokens < vocab_size  # Logits may not cover the tokens of media.
+    ends &= tokens < vocab_size  # Media tokens may have larger ids than the logits cover.
     found = torch.zeros(len(tokens), vocab_size, device=tokens.device)
     return found.scatter_add_(1, tokens.clamp(max=vocab_size - 1), ends.float()) > 0

@@ -14,8 +14,8 @@ A row's operations are applied in this order; unused operations are skipped.
        tokens, a token that completes the text replaces the chosen token (`close`).
 
 Steps 2 and 4 follow the order in transformers' logits processors. A row gets no token if its logits contain
-NaN or +inf, or if all are -inf. A mask changes the caller's logits in place; other rows' logits stay
-unchanged.
+NaN or +inf, or if all are -inf. A mask changes the caller's logits in place. The logits of rows without a
+mask stay unchanged.
 """
 
 from collections.abc import Sequence
@@ -215,7 +215,8 @@ class Sampler:
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """Count `token_ids` [s] for the penalties and history rules of their rows.
 
-        `sample` counts tokens itself, except in a step with drafts, before the accepted tokens are known.
+        `sample` calls this method, except in a step with drafts. In such a step, the caller counts the
+        accepted tokens later.
         """
         options = batch.columns["options"]
         if len(selected := np.flatnonzero(options & PENALTIES)):

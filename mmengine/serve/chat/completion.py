@@ -172,7 +172,8 @@ class ChatOptions(SubmitOptions, total=False):
 
 
 class ChatRequest:
-    """A call to `chat` with checked arguments. `prompt` includes the tools; `options` apply to the prompt.
+    """A call to `chat` with checked arguments. `prompt` includes the tools. `options`: the options for
+    `submit`.
 
     Raises InvalidRequest.
     """

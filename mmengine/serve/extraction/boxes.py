@@ -53,6 +53,6 @@ def _placed(box: Box, frame: ImageFrame) -> PlacedBox:
         width, height, _TURNED_BACK.get(frame.orientation, frame.orientation), frame.width, frame.height
     )
     pixels = restore(list(box.pixels), BoxUnit("pixels", 1), back).pixels
-    assert pixels is not None  # A box of four numbers.
+    assert pixels is not None  # `restore` returns None only if the value is not four numbers.
     left, top, right, bottom = pixels
     return PlacedBox(box.pixels, (left / width, top / height, right / width, bottom / height), box.problem)

@@ -17,7 +17,8 @@ Shown = tuple[str | Chat, Sequence[object]]
 def source_of(images: object, text: object) -> Iterable[object] | None:
     """Return the generator, iterator or dataset that contains the call's prompts, or None.
 
-    As in transformers, a generator that yields messages is a single chat. Returns the messages as a list.
+    As in transformers, a generator that yields messages is a single chat. For such a generator, returns a
+    list with the messages.
     """
     given = images if text is None else text
     if isinstance(given, Iterator):
@@ -171,7 +172,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether `images` contains text prompts, not URLs or names of image files."""
+    """Return whether `value` contains text prompts, not URLs or names of image files."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 

@@ -73,7 +73,7 @@ class DraftHead(HeadNetwork):
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [t, embed_size] for target token ids, int64 [t].
 
-        A head without an embedding uses the target's.
+        A head without its own embedding uses the target model's embedding.
         """
         return self._weights.embed(input_ids)
 

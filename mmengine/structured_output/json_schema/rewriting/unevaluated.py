@@ -1,8 +1,8 @@
-"""Expands unevaluatedProperties and unevaluatedItems for a known set of subschemas that hold.
+"""Expands unevaluatedProperties and unevaluatedItems, if it is known which subschemas the value satisfies.
 
 The keywords restrict only keys and items that no other subschema evaluates. In an anyOf, only the subschemas
-that hold for the value evaluate its keys. Therefore, the caller expands the keywords separately for each set
-of subschemas that may hold.
+that the value satisfies evaluate its keys. Therefore, the caller expands the keywords separately for each set
+of subschemas that a value may satisfy.
 
 A place is a schema's index in the document. For conjunction and shape, see constraints/json_types.py.
 """
@@ -51,7 +51,7 @@ def unevaluated_shape(
 ) -> Shape:
     """Return the shape that the unevaluated keywords at `place` require.
 
-    `held` maps a place to its direct subschemas that hold for the same value.
+    `held` maps a place to the direct subschemas that the same value satisfies.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
@@ -96,7 +96,7 @@ def _evaluate(
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
     """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` is shared with another schema.
 
-    For a shared anyOf or `if`, it is unknown which subschemas hold.
+    For a shared anyOf or `if`, it is unknown which subschemas the value satisfies.
     """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):

@@ -22,7 +22,7 @@ class SchemaRefused(InvalidRequest):
 
 
 class UnenforceablePart(SchemaRefused):
-    """Raised for a valid subschema that cannot be enforced. anyOf can omit such a branch."""
+    """Raised for a valid subschema that cannot be enforced. An anyOf can omit such a subschema."""
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """Loads the torchvision package in build/torchvision on machines without CUDA.
 
 That package's wheel declares two operators only with CUDA. This module comes first on the path, declares the
-operators, and then runs the package's code in its own namespace.
+operators, and then runs the package's code in this module's namespace.
 """
 
 from importlib.machinery import PathFinder
