@@ -1,6 +1,5 @@
-// Multiplies rows with a panel with AVX2. Weights are plain, or codes, which for more than one row are decoded to
-// bfloat16 pairs in the first-level cache. Every path sums over k in order, so a row's result has the same bits in any
-// batch.
+// Multiplies rows of x with a panel (32 columns of the weights) with AVX2. For more than one row, codes are first
+// decoded to bfloat16 pairs. Every path sums over k in order, so a row's result has the same bits in any batch.
 #include "linear/codes.h"
 #include "linear/rows.h"
 
@@ -11,24 +10,23 @@
 namespace mm {
 namespace {
 
-constexpr int kPiece = 256;  // values of k whose pairs stay in the first-level cache for all rows
+constexpr int kPiece = 256;  // values of k in each pass over the rows; their weights fit into the L1 cache
 constexpr int kTall = 4;     // most rows whose sums with half a panel fit into registers
 constexpr int kFew = 2;      // most rows whose sums with a whole panel fit into registers
 
-// Prefetches 128 bytes of codes, also across the ends of panels and pages, where the CPU's own prefetchers stop.
+// Prefetches 128 bytes of codes, also beyond the end of a page, where the CPU's prefetchers stop.
 MM_INLINE void fetch_codes_ahead(const char* codes) {
   fetch_ahead<8192, 1024>(codes);
   fetch_ahead<8192, 1024>(codes + 64);
 }
 
-// Factors applied after the product of a group: a scale for each column of the panel, and optionally a min for each
-// column, which multiplies the sum of the row's x over the group. `sums` holds these sums, with a stride of `groups`
-// between rows.
+// Factors applied after the product with a group: scales [32], and mins [32] or NULL. Mins multiply `sums`, each row's
+// sum of x over the group. `groups`: the stride between rows in `sums`.
 struct Behind {
   const float *scales, *mins, *sums;
   int groups;
 
-  // Adds the scaled sums to totals [M][8 * V], whose first column is `column`. The order of operations never changes.
+  // Adds the scaled sums to totals [M][8 * V], from `column` of the panel on.
   template <int M, int V>
   MM_INLINE_MEMBER void add(const __m256 (&found)[M][V], int column, int row, __m256 (&totals)[M][V]) const {
 #pragma GCC unroll 4
@@ -64,9 +62,9 @@ MM_INLINE void store_rows(const __m256 (&rows)[M][V], float* c) {
     for (int v = 0; v < V; ++v) store_as(c + i * kPanel + v * 8, rows[i][v]);
 }
 
-// The weights to multiply: w has a line of 128 bytes for each pair of k, in `groups` groups of `pairs` pairs. `behind`
-// has an entry for each group, and the scaled sums are added to c. If `behind` is NULL, there is one group, and its
-// sums are added to c, or replace c if `first`.
+// The weights to multiply: w has 128 bytes for each pair of k, in `groups` groups with `pairs` pairs each. `behind` has
+// each group's factors, or is NULL for a single unscaled group. Sums are added to c; unscaled sums replace c if
+// `first`.
 struct Weights {
   const char* w;
   int64_t pairs;
@@ -75,7 +73,7 @@ struct Weights {
   const Behind* behind;
 };
 
-// Computes 8 * V columns of x [M, k] * weights, from `column` of the panel on, into c, whose rows have a stride of 32.
+// Multiplies x [M, k] with 8 * V columns, from `column` of the panel on. The rows of c have a stride of 32.
 template <int M, int V>
 void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int column, int row, float* c) {
   const char* w = weights.w + column * 4;
@@ -108,7 +106,7 @@ void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int co
 constexpr decltype(&multiply<1, 4>) kWhole[] = {nullptr, multiply<1, 4>, multiply<2, 4>};
 constexpr decltype(&multiply<1, 2>) kHalf[] = {nullptr, multiply<1, 2>, multiply<2, 2>, multiply<3, 2>, multiply<4, 2>};
 
-// Multiplies the rows' values from position t of k on.
+// Multiplies all rows with weights that begin at position t of k.
 void run_pairs(const Rows& rows, int64_t t, const Weights& weights, float* c) {
   if (rows.count <= kFew) return kWhole[rows.count](rows.x + t, rows.stride, weights, 0, 0, c);
   const int tall = height_of(rows.count, kTall);
@@ -148,7 +146,7 @@ void decode(const mm_linear& linear, const char* group, char* tile) {
   }
 }
 
-// A group's scales and mins as float32. int4 always gets mins here, because its offset 8 is subtracted as a min.
+// A group's scales and mins as float32. For int4, the mins include the codes' offset 8.
 struct Shared {
   alignas(32) float scales[kPanel], mins[kPanel];
 
@@ -168,7 +166,7 @@ struct Shared {
   }
 };
 
-// Decodes k piece by piece, and multiplies all rows with each piece.
+// Decodes kPiece values of k at a time and multiplies all rows with them.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;

@@ -1,4 +1,4 @@
-// Multiplies rows with a panel with AVX-512: plain weights, or codes, one group after the other.
+// Multiplies rows of x with a panel (32 columns of the weights) with AVX-512.
 #include <type_traits>
 
 #if defined(__AVX512F__) && !defined(__AMX_BF16__)
@@ -8,7 +8,7 @@
 namespace mm {
 namespace {
 
-// c [16] += sums of a group * scales. If there are mins, also adds mins * group_sum, the row's x summed over the group.
+// c [16] += sums * scales, plus group_sum * mins if there are mins. `group_sum`: a row's sum of x over the group.
 MM_INLINE void add_scaled(f16v sums, const Scales& by, int half, const float* group_sum, float* c) {
   f16v found = fused(sums, by.scales[half], load_as<f16v>(c + half * 16));
   if (group_sum) found = fused(splat(*group_sum), by.mins[half], found);
@@ -20,7 +20,7 @@ void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bo
   multiply<M>(rows.x + t, rows.stride, w, steps, first, c);
 }
 
-constexpr int kScaledRows = 6;  // most rows whose sums of a group and sums of all groups fit into registers
+constexpr int kScaledRows = 6;  // most rows for which a group's sums and the totals fit into registers
 constexpr int kPiece = 256;     // values of k that are decoded at a time for many rows
 
 // Multiplies `count` groups from `first` on, whose decoded codes are in `tile`.
@@ -44,8 +44,8 @@ MM_INLINE void add_group(const Rows& rows, int i, const char* group, const __m51
                  c + row * kPanel);
 }
 
-// Multiplies a group that is decoded in registers; TILE also stores the decoded weights to `tile`, for more rows. FP8
-// weights are scaled before the product, so their sums continue from c.
+// Decodes a group in registers and multiplies M rows. TILE: also stores the decoded weights to `tile`. FP8 weights are
+// scaled before the product, so their sums start from c.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -99,7 +99,7 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
   }
 }
 
-constexpr int kDecodedRows = 4;  // the same if the registers also hold codes
+constexpr int kDecodedRows = 4;  // most rows whose sums fit into registers beside codes
 constexpr int kFirstRows = 8;    // most rows that are multiplied while FP8 codes are decoded and scaled
 
 // Decodes `count` groups from `first` on in registers and multiplies them. Stores the decoded codes to `tile` and their
@@ -176,7 +176,7 @@ struct Blocks {
 };
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
 
-// Multiplies rows with `steps` steps of bfloat16 weights at w; the first step begins at position t of k.
+// Multiplies rows with `steps` steps (32 values of k each) of bfloat16 weights. `t`: where the first step begins in k.
 void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float* c) {
   if (!rows.count) return;
   int tall = height_of(rows.count, kRows);
@@ -187,8 +187,8 @@ void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float*
 }
 
 #if defined(__AVX512BF16__)
-// Multiplies more than kRows rows with a panel of codes. Each piece of k is decoded while it is multiplied with the
-// first rows, and the other rows use the decoded piece.
+// Multiplies more than kRows rows with a panel of codes. Each pass decodes kPiece values of k and multiplies the first
+// rows; the remaining rows then use the decoded values.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -235,8 +235,8 @@ void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* 
 }
 
 #else
-// Multiplies more than kRows rows with a panel of codes, which is decoded piece by piece. Integer codes stay unscaled,
-// because their scales are applied after the product.
+// Multiplies more than kRows rows with a panel of codes, and decodes kPiece values of k at a time. The scales of
+// integer codes are applied after the product.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;

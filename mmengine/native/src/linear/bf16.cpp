@@ -1,5 +1,5 @@
-// Layers of dtype bfloat16, and of codes, on CPUs without AMX: converts the rows of x, and multiplies them with one panel after the
-// other.
+// Linear layers with bfloat16 weights or codes on CPUs without AMX: converts the rows of x and multiplies them with
+// each panel.
 #include "common/vec.h"
 #include "linear/int8.h"
 #include "linear/rows.h"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr int kMostRows = 512;  // most rows whose sums stay in a cache
 
-// Returns the distance between rows of x in scratch: one cache line more than k requires. Otherwise, if k is a power of
-// two, all rows would map to the same set of the first-level cache.
+// Returns the distance between rows of x in scratch. Without the extra cache line, all rows would map to the same cache
+// set if k is a power of two.
 int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
 
-// Returns the offset of the rows' group sums, float32 [m, groups], which follow the rows in scratch if they are needed.
+// Returns the offset in scratch of the sums of x over each group, float32 [m, groups], which follow the rows.
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
 MM_INLINE f16v values16(const uint16_t* x) { return widen(load_as<h16v>(x)); }
@@ -23,7 +23,7 @@ MM_INLINE f16v values16(const float* x) { return load_as<f16v>(x); }
 MM_INLINE float value_of(uint16_t x) { return widen(h16v{x})[0]; }
 MM_INLINE float value_of(float x) { return x; }
 
-// `X`: uint16_t for bfloat16, or float.
+// Writes the sum of x over each group, and returns the end of the sums. `X`: uint16_t for bfloat16, or float.
 template <class X>
 float* sum_groups(int64_t k, int group, const X* x, float* sums) {
   for (int64_t first = 0; first < k; first += group) {
@@ -48,7 +48,7 @@ void sum_row(const mm_linear& linear, const X* x, float* sums) {
   sum_groups(linear.k, 16, x, sums);
 }
 
-// Converts rows [row0, row1) of x. Layers of dtype float32 need a Scratch of float.
+// Converts rows [row0, row1) of x. Layers of dtype float32 require that Scratch is float.
 template <class X>
 void prepare_rows(const LinearJob& job, void* scratch, int row0, int row1) {
   int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);

@@ -1,5 +1,5 @@
-// Products of a few rows with a bfloat16 panel, with AVX-512 but without AMX: by vdpbf16ps, or as float32 by FMA. Both
-// paths sum over k in order, so a row's result has the same bits in any batch.
+// Multiplies a few rows with a bfloat16 panel on CPUs with AVX-512 but without AMX. Uses vdpbf16ps, or float32 FMAs if
+// the CPU lacks vdpbf16ps. Both paths sum over k in order, so a row's result has the same bits in any batch.
 #pragma once
 
 #include <type_traits>
@@ -33,7 +33,7 @@ MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i
   }
 }
 #else
-// Adds one pair of k to the sums: first the products with the even k, then those with the odd k.
+// Adds one pair of k to the sums: first the products with the even k, then the products with the odd k.
 template <int M>
 MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
   const __m512i odd = _mm512_set1_epi32((int)0xffff0000);
@@ -106,11 +106,12 @@ MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w
 
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
-// With up to kUnfetched rows (kUnfetchedCodes for codes), AMD's hardware prefetching is best. With more rows, lines are
-// prefetched kAhead bytes ahead.
+// AMD's hardware prefetching is best up to kUnfetched rows, or kUnfetchedCodes rows with codes. For more rows, lines
+// are prefetched kAhead bytes ahead.
 constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
 
-// Intel CPUs (present here if a hypervisor disables AMX) are faster with two-stage prefetching for any number of rows.
+// Intel CPUs are faster with two-stage prefetching for any number of rows. They run this code if a hypervisor disables
+// AMX.
 template <bool ON_AMD, int AHEAD = kAhead>
 MM_INLINE void fetch_line(bool amd, const char* line) {
   if (!amd)
@@ -145,8 +146,8 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
   store_sums<M>(sums, c);
 }
 
-// Adds to `sums` the products with a group of `size` codes, which are decoded in registers and, if TILE, stored to
-// `tile`.
+// Adds to `sums` the products with a group of `size` codes. The codes are decoded in registers. TILE: the decoded codes
+// are also stored to `tile`.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
                               char* tile, __m512 (&sums)[M][2]) {
@@ -171,8 +172,8 @@ MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_st
 constexpr int kRows = 12;
 constexpr int kAhead = 8192;  // how many bytes ahead weights are prefetched
 
-// As multiply above, with FMA: a panel's columns are processed in two halves, and a pair of k becomes two
-// multiply-adds, first for the even k and then for the odd k.
+// c [M, 32] = x [M, steps * 32] * panel, plus the previous c unless `first`. Each pair of k takes two FMAs, first for
+// the even k and then for the odd k.
 template <int M>
 void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
   f16v sums[M][2] = {};

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostValues = 256, kMostParts = 5;
 
-// A block of a file: codes as unsigned integers, integer scales and minimums, and d with its companion as bits.
+// A GGUF block with a byte for each code, scale and minimum. `d`, `companion`: the file's bits (linear/blocks.h).
 struct Unpacked {
   uint8_t codes[kMostValues], scales[16], mins[16];
   uint16_t d, companion;
@@ -82,7 +82,7 @@ void unpack_iq4_xs(const uint8_t* block, Unpacked& out) {
   }
 }
 
-// Unpacks blocks of 32 values: d, its companion, high bits, low bits.
+// Unpacks a block of 32 values, stored as d, companion, high bits, low bits.
 void unpack_32(const BlockForm& form, const uint8_t* block, Unpacked& out) {
   memcpy(&out.d, block, form.heads);
   block += form.heads;
@@ -104,7 +104,7 @@ void unpack(const BlockForm& form, const uint8_t* block, Unpacked& out) {
   unpack_q45_k(block, form.bits, out);
 }
 
-// The places in a chunk's words of the bits of a code, from the low bits up.
+// Where a code's bits are in the words of a chunk (the fewest codes that fill whole words), from the low bits up.
 struct Places {
   int words[kMostParts], shifts[kMostParts], counts[kMostParts];
 };
@@ -122,19 +122,19 @@ Places paired_places(const BlockForm& form, int t) {
   return found;
 }
 
-// Returns the places of code t of a chunk. Most codes have a single place.
+// Returns the places of code t of a chunk. Most codes are in a single word.
 Places places_of(const mm_linear& linear, const BlockForm& form, int t) {
   if (linear.dtype == MM_BF16) return paired_places(form, t);
   const int words = form.words(), whole = words * form.fields();
   if (form.table) return {{t / 8}, {t % 4 * 8 + t / 4 % 2 * 4}, {4}};
   if (t < whole) return {{t % words}, {t / words * form.bits}, {form.bits}};
-  const int odd = t - whole;  // the first or the second leftover
+  const int odd = t - whole;  // which leftover code: 0 or 1
   if (form.bits == 3) return {{odd, 2}, {30, 30 + odd}, {2, 1, 0}};
   if (form.bits == 5) return {{2 * odd, 2 * odd + 1, 4}, {30, 30, 30 + odd}, {2, 2, 1}};
   return {{0, 1, 2}, {30, 30, 30}, {2, 2, 2}};
 }
 
-// The integers of the group that has value t of a step: the scale's byte, and the minimum's.
+// Returns the integer scales, followed by the minimums, of the group that contains value t of a step.
 const char* group_at(const BlockForm& form, const char* step, int t) {
   return step + t / form.group * form.scale_bytes * 32;
 }
@@ -145,7 +145,7 @@ struct Factors {
 
 float half_at(const char* at) { return _cvtsh_ss(load_as<uint16_t>(at)); }
 
-// MXFP4's scale, half of two to the power of e - 127.
+// Returns MXFP4's scale, 2^(e - 128).
 float power_of(uint8_t e) {
   const uint32_t bits = e < 2 ? 0x200000u << e : (uint32_t)(e - 1) << 23;
   return load_as<float>(&bits);
@@ -161,7 +161,7 @@ Factors factors_of(const BlockForm& form, const char* block, const char* group, 
   return {d * (float)(int8_t)scale, 0};
 }
 
-// Returns the stored form of a code, and the number that a stored code stands for.
+// `stored` returns the stored form of a file's code. `number_of` returns the number that a stored code encodes.
 int stored(const mm_linear& linear, const BlockForm& form, int code) {
   if (linear.dtype != MM_BF16 || form.bits < 8) return code;
   return code < form.offset ? (form.offset - code) | 0x80 : code - form.offset;
@@ -234,7 +234,7 @@ void block_decode_column(const mm_linear& linear, int type, const char* panel, i
           code |= (int)(words[places.words[part] * 32] >> places.shifts[part] & ((1u << places.counts[part]) - 1))
                   << below;
         const float product = (float)number_of(linear, form, code) * by.scale;
-        // A type without minimums has no sum, so that a zero keeps its sign.
+        // Types without minimums skip the subtraction, so a zero keeps its sign.
         *out++ = form.heads == 4 ? product - by.min : product;
       }
     }

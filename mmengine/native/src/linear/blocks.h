@@ -1,24 +1,24 @@
-// Weights in GGUF's block types, with their codes and scales as the file stores them.
+// Weights in GGUF's block types. Panels have the file's codes and scales in another order.
 //
 // A panel of 32 columns is a sequence of blocks along k. A block has `span` values of k:
-//     d [32], and d's companion [32] if the type has one (a factor of the minimums, or the minimums); float16, except
-//         that MXFP4's d is a byte with an exponent
+//     d [32], the factor of the scales: float16, or a byte with an exponent for MXFP4
+//     d's companion [32] if the type has one: the factor of the minimums, or the minimums; float16
 //     for each step of 32 values of k:
 //         for each group of the step: its integer scales [32 bytes], and its integer minimums [32 bytes]
 //         the codes, [bits] rows of 32 words, one word for each column
-// So a weight takes the file's bits, plus padding where K-quants pack scales into 6 bits.
+// A weight takes as many bits as in the file, plus padding for K-quants with 6-bit scales.
 //
-// In a float32 layer a word has as many whole codes as fit. Codes of neighbouring k are in neighbouring words, and a
-// word's next field follows after all words. Bits 30 and 31 of words with codes of 3, 5 or 6 bits together hold the last
-// codes of the words (`leftover`). Codes that stand for values in a table are in both halves of a word's bytes, in k's
-// order. The kernels decode a code to the weight (d * scale) * (code - offset) - dmin * min in float32, as ggml does, and
-// multiply it like a plain float32 weight. All products of the formula are exact in float32.
+// In a float32 layer, each word has as many whole codes as fit. Neighbouring k are in neighbouring words; after the
+// last word, k continues in the next field of the first word. Codes with 3, 5 or 6 bits leave bits 30 and 31 free.
+// These bits of several words together hold the last codes (`leftover`). Codes that index a table are in both halves of
+// each byte, in k's order. The kernels decode a code to the float32 weight (d * scale) * (code - offset) - dmin * min,
+// as ggml does. All products in this formula are exact in float32.
 //
-// In a bfloat16 layer the halves of a word have the codes of two neighbouring k, so that a field of both halves becomes
-// a pair of bfloat16 numbers by one lookup. The fields of a word belong to consecutive pairs. The last bits of the
-// halves together hold the chunk's last pairs. Q8_0's codes are stored as sign and magnitude. The kernels multiply the
-// numbers code - offset, which bfloat16 represents exactly, and scale each group's sum in float32; a minimum multiplies
-// the sum of the group's x. With AMX they scale the numbers instead (linear/blocks_amx.h).
+// In a bfloat16 layer, the two halves of a word have the codes of two neighbouring k. A single lookup decodes both
+// codes to a pair of bfloat16 numbers. The fields of a word belong to consecutive pairs. The last bits of several
+// halves together hold a chunk's last pairs. Q8_0's codes are stored as sign and magnitude. The kernels multiply x with
+// code - offset, which is exact in bfloat16, and scale each group's sum in float32. Minimums multiply the group's sum
+// of x. AMX kernels scale the numbers before the product instead (linear/blocks_amx.h).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 
 namespace mm {
 
-// The numbers are those in GGUF files.
+// GGUF's type numbers.
 enum BlockType : int32_t {
   kQ4_0 = 2,
   kQ4_1 = 3,
@@ -46,22 +46,22 @@ enum BlockType : int32_t {
 
 struct BlockForm {
   int type, bits, group, span, file_bytes;
-  int offset;       // is subtracted from codes
+  int offset;       // subtracted from codes
   int heads;        // bytes of d and its companion for each column
   int scale_bytes;  // bytes of a group's integers for each column
-  bool table;       // codes stand for values in a table
+  bool table;       // codes are indices in a table
 
   constexpr int chunk() const { return bits == 2 || bits == 6 ? 16 : 32; }  // the fewest codes that fill whole words
   constexpr int words() const { return chunk() * bits / 32; }
   constexpr int fields() const { return 32 / bits; }
   constexpr int pair_fields() const { return 16 / bits; }
-  constexpr int leftover_bits() const { return 16 % bits; }  // of a word's half, for the last pairs of a chunk
+  constexpr int leftover_bits() const { return 16 % bits; }  // bits of each 16-bit half for a chunk's last pairs
   constexpr int step_scales() const { return 32 / group * scale_bytes * 32; }
   constexpr int step_bytes() const { return step_scales() + bits * 128; }
   constexpr int block_bytes() const { return heads * 32 + span / 32 * step_bytes(); }
 };
 
-constexpr int kTableOffset = 128;  // is added to table values, so that they are unsigned bytes
+constexpr int kTableOffset = 128;  // added to table values to make them unsigned
 
 constexpr BlockForm kBlockForms[] = {
     {kQ4_0, 4, 32, 32, 18, 8, 2, 0, false},
@@ -88,7 +88,7 @@ constexpr BlockForm block_form(int type) {
 constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// The type of a panel, and the panel's offset in the packed weight. `panel` may be the number of panels.
+// Return a panel's type, and the panel's offset in the packed weight. `panel` may be the number of panels.
 int block_type_of(const mm_linear& linear, int64_t panel);
 int64_t block_panel_at(const mm_linear& linear, int64_t panel);
 
@@ -99,7 +99,7 @@ void block_encode_column(const mm_linear& linear, int type, const uint8_t* row, 
 void block_decode_column(const mm_linear& linear, int type, const char* panel, int column, float* out);
 
 // Decodes values [t, t + count) of k to a float32 panel [count][32]. t and count are multiples of the type's span, or
-// parts of a block in steps of 32.
+// multiples of 32 inside a single block.
 void block_decode(int type, const char* panel, int64_t t, int64_t count, float* tile);
 
 // Multiplies a row with a panel: c [32] = x [k] * panel.

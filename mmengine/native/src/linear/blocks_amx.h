@@ -1,7 +1,7 @@
-// Decodes GGUF's blocks (linear/blocks.h) for AMX: each step to scaled bfloat16 weights, in the layout of a tile.
+// Decodes GGUF's blocks (linear/blocks.h) to scaled bfloat16 weights, in the layout of an AMX tile.
 //
-// The scale times the number is exact in float32, so a weight is rounded to float32 once, as in ggml, and then to
-// bfloat16. A layer of blocks therefore gives the same bits as a bfloat16 layer with the decoded weights.
+// Scale times number is exact in float32, so a weight is rounded to float32 once, as in ggml, and then to bfloat16.
+// Results have the same bits as in a bfloat16 layer with the decoded weights.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -11,8 +11,8 @@
 
 namespace mm {
 
-// Decodes codes in 16 words, one in the low bits of each, to the numbers that they stand for. Codes of 6 bits stay
-// unsigned; `scales` subtracts their offset, which loses no bit in a fused multiply-add.
+// Decodes the lowest code in each of 16 words to a number. 6-bit codes stay unsigned; `scales` subtracts their offset
+// in a fused multiply-add, which is exact.
 template <int TYPE>
 struct NumberDecoder {
   static constexpr BlockForm F = block_form(TYPE);
@@ -36,7 +36,8 @@ struct NumberDecoder {
     return PairScales(by);
   }
 
-  // Decodes a pair of k for 16 columns, 8 of `left` and 8 of `right`. `half`: which 16 columns of a panel.
+  // Decodes a pair of k for 16 columns: 8 from `left` and 8 from `right`. `half`: 0 for a panel's first 16 columns, or
+  // 1.
   MM_INLINE_MEMBER void put(__m512i left, __m512i right, const PairScales& by, int half, char* out) const {
     store_as(out, by.rounded(numbers(left), numbers(right), half));
   }
@@ -47,8 +48,8 @@ struct NumberDecoder {
   }
 };
 
-// Decodes the whole fields of a chunk whose first pair of k is PAIR. A word's halves become words of their own, so that
-// the numbers of 8 columns are in the order of a tile's weights.
+// Decodes the whole fields of a chunk whose first pair of k is PAIR. A word's halves become separate words, in the
+// order of a tile's weights.
 template <int TYPE, int PAIR>
 MM_INLINE void decode_fields(const NumberDecoder<TYPE>& decoder, const char* words, const PairScales* by, char* out) {
   constexpr BlockForm F = block_form(TYPE);
@@ -66,7 +67,7 @@ MM_INLINE void decode_fields(const NumberDecoder<TYPE>& decoder, const char* wor
     }
 }
 
-// Decodes a pair of k whose bits are after the whole fields.
+// Decodes a pair of k from the bits that follow the whole fields.
 template <int TYPE, int PAIR>
 MM_INLINE void decode_leftover(const NumberDecoder<TYPE>& decoder, const char* words, const PairScales* by, char* out) {
   constexpr int group = PAIR * 2 / block_form(TYPE).group;
@@ -90,7 +91,7 @@ MM_INLINE void decode_chunks(const NumberDecoder<TYPE>& decoder, const char* wor
   if constexpr (PAIR + pairs < 16) decode_chunks<TYPE, PAIR + pairs>(decoder, words + F.words() * 128, by, out);
 }
 
-// Decodes steps [step, end) of a panel in order, each to `sink.room()`, followed by `sink.decoded()`.
+// Decodes steps [step, end) of a panel. Writes each step to `sink.room()`, then calls `sink.decoded()`.
 template <int TYPE, class Sink>
 void decode_block_steps(const char* panel, int64_t step, int64_t end, Sink& sink) {
   static constexpr BlockForm F = block_form(TYPE);

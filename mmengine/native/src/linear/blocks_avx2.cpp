@@ -1,4 +1,4 @@
-// Multiplies float32 rows with blocks, or decodes blocks, with AVX2, which CPUs with AVX-512 use too.
+// Multiplies float32 rows with GGUF's blocks, and decodes blocks, with AVX2. CPUs with AVX-512 use this code too.
 #include "linear/blocks.h"
 
 #include "linear/blocks_avx2.h"

@@ -1,8 +1,8 @@
 // Decodes a step of a block (linear/blocks.h) in registers: 32 values of k for 32 columns, in k's order.
 //
-// A code is masked in its word and converted where it stands, which gives the code times a power of two. The scale is
-// multiplied by the inverse power, so no bit is lost. The code at a word's end is shifted, because the conversion has a
-// sign. The offset of unsigned codes is part of the sum that adds the minimum: scale * code - offset * scale.
+// A code is masked in its word and converted without a shift, which gives the code times a power of two. The scale is
+// multiplied by the inverse power, so the product is exact. Only the code in a word's highest bits is shifted, because
+// the conversion is signed. The offset is applied together with the minimum: scale * code - offset * scale.
 #pragma once
 
 #include <immintrin.h>
@@ -31,7 +31,7 @@ struct GroupScales {
   }
   MM_INLINE_MEMBER static __m256 halves(const char* at) { return _mm256_cvtph_ps(load_as<__m128i>(at)); }
 
-  // A sign flip, unlike 0 - value, turns a minimum of zero into the addend -0, which keeps the sign of a zero product.
+  // Unlike 0 - value, a flipped zero is -0. Adding -0 keeps the sign of a zero product.
   MM_INLINE_MEMBER static __m256 flipped(__m256 value) { return _mm256_xor_ps(value, _mm256_set1_ps(-0.0f)); }
 
   MM_INLINE_MEMBER static __m256 powers(const char* at) {
@@ -65,7 +65,7 @@ struct GroupScales {
 
 constexpr float inverse_power(int bits) { return bits ? inverse_power(bits - 1) / 2 : 1; }
 
-// Calls emit(k, eight, weights) for each k of a step and for each eight columns. `block`: where the block's d is.
+// Calls emit(k, eight, weights) for each k of a step and for each eight columns. `block`: the address of the block's d.
 template <int TYPE>
 struct StepDecoder {
   static constexpr BlockForm F = block_form(TYPE);
@@ -109,7 +109,7 @@ struct StepDecoder {
     }
   }
 
-  // Returns the codes for value K, times the power of two of their place in the words unless they are shifted.
+  // Returns the codes for value K. Codes that are not shifted are multiplied by a power of two.
   template <int K>
   MM_INLINE_MEMBER __m256i code(int eight) const {
     constexpr int t = K % F.chunk(), row = K / F.chunk() * F.words();

@@ -11,9 +11,9 @@ namespace mm {
 namespace {
 
 constexpr int kFirstRows = 4;    // most rows whose sums fit into registers beside a decoder
-constexpr int kTileRows = 6;     // the same if the numbers come from memory
-constexpr int kPiece = 256;      // values of k whose decoded numbers stay in the first-level cache
-constexpr int kLeastGroup = 16;  // values of k
+constexpr int kTileRows = 6;     // most rows whose sums fit into registers if numbers are read from memory
+constexpr int kPiece = 256;      // values of k whose decoded numbers fit into the L1 cache
+constexpr int kLeastGroup = 16;  // the smallest group, in values of k
 
 // Decoded numbers in the layout of a bfloat16 panel, and the scales of their groups.
 struct Tile {
@@ -44,8 +44,8 @@ MM_INLINE void multiply_group(const PairDecoder<TYPE>& decoder, const Scratch* x
   (one(std::integral_constant<int, FIRST + PAIR>()), ...);
 }
 
-// Multiplies M rows with values [t, t + count) of a panel's k, which begin a block or are whole steps of one. If `tile`
-// is not NULL, it receives the decoded numbers and their scales.
+// Multiplies M rows with whole blocks of a panel, for the values [t, t + count) of k. TILE: also stores the decoded
+// numbers and their scales to `tile`.
 template <int TYPE, int M, bool TILE>
 void multiply_first(const Rows& rows, const char* panel, int64_t t, int64_t count, Tile* tile, float* c) {
   static constexpr BlockForm F = block_form(TYPE);
@@ -80,7 +80,7 @@ void multiply_first(const Rows& rows, const char* panel, int64_t t, int64_t coun
   store_sums<M>(totals, c);
 }
 
-// The part of a call that one tile belongs to: M rows' values of k, and their sums of x over the groups.
+// The input for a tile: the rows' values of k, and their sums of x over the tile's groups.
 struct TileRows {
   const Scratch* x;
   int64_t stride;

@@ -1,5 +1,5 @@
-// Decodes a step of a bfloat16 layer's blocks (linear/blocks.h) in registers, for 16 columns, to pairs of unscaled
-// numbers, and computes the scales of its groups.
+// Decodes a step of a bfloat16 layer's blocks (linear/blocks.h) in registers: pairs of unscaled numbers for 16 columns,
+// and the scales of the step's groups.
 #pragma once
 
 #include <utility>
@@ -18,7 +18,7 @@ constexpr uint16_t bfloat16_of(int number) {
   return (uint16_t)((number < 0 ? 0x8000 : 0) | (127 + exponent) << 7 | ((size << 7 >> exponent) & 0x7f));
 }
 
-// The numbers that 64 indices stand for. Only a code's bits of an index count.
+// A lookup table from code to bfloat16 number. The table repeats, because an index may have extra bits above the code.
 template <int TYPE>
 struct NumberTable {
   static constexpr BlockForm F = block_form(TYPE);
@@ -38,7 +38,7 @@ template <int TYPE>
 struct PairDecoder {
   static constexpr BlockForm F = block_form(TYPE);
   static constexpr int kPairs = F.chunk() / 2, kWhole = F.words() * F.pair_fields();
-  __m512i values[2], above[2];  // `values`: the numbers, or the low bytes of Q8_0's, whose high bytes are `above`
+  __m512i values[2], above[2];  // lookup tables; for Q8_0, the low and the high bytes
 
   MM_INLINE_MEMBER PairDecoder() {
     for (int i = 0; i < 2; ++i)
@@ -65,7 +65,7 @@ struct PairDecoder {
     }
   }
 
-  // Returns the codes of pair P, whose bits are after the whole fields of a chunk. `words`: the chunk's.
+  // Returns the codes of pair P, whose bits follow the whole fields of a chunk. `words`: the chunk's words.
   template <int P>
   MM_INLINE_MEMBER static __m512i leftover_codes(const char* words) {
     return leftover<P % kPairs - kWhole>(words, std::make_integer_sequence<int, F.words()>());
@@ -77,7 +77,7 @@ struct PairDecoder {
     return _mm512_permutexvar_epi16(codes, values[0]);
   }
 
-  // Looks up signed magnitudes, one in each byte, and returns the numbers in the low or in the high bytes of the halves.
+  // Looks up signed magnitudes: the low bytes of the words' halves if PLACE is 0, else the high bytes.
   template <int PLACE>
   MM_INLINE_MEMBER __m512i from_bytes(__m512i codes) const {
     const __m512i low = _mm512_permutex2var_epi8(values[0], codes, values[1]);
@@ -88,7 +88,7 @@ struct PairDecoder {
                  : _mm512_mask_blend_epi8(odd, low, _mm512_slli_epi16(high, 8));
   }
 
-  // Joins the bits that the words' halves have after their whole fields.
+  // Combines the bits that follow the whole fields in each word's halves.
   template <int ODD, int... WORD>
   MM_INLINE_MEMBER static __m512i leftover(const char* words, std::integer_sequence<int, WORD...>) {
     constexpr int count = F.bits / F.words(), first = F.pair_fields() * F.bits + ODD * count;
@@ -117,7 +117,7 @@ struct Heads {
     }
   }
 
-  // Returns the scales of a group, and the minimums of a type that has them. `group`: its integers.
+  // Returns a group's scales, and the minimums if the type has them. `group`: the integer scales and minimums.
   MM_INLINE_MEMBER Scales scales(const char* group) const {
     Scales by;
     for (int half = 0; half < 2; ++half) {

@@ -9,13 +9,13 @@ namespace {
 #if defined(__AVX512VBMI__)
 constexpr float kTooSmall = 256.0f;  // 2^(15 - 7): float16's exponent bias is 15, e4m3's is 7
 
-// Returns the values of 16 e4m3 codes. They are converted as bits of float16, which also represents their subnormals.
+// Returns the values of 16 e4m3 codes. The codes are converted as float16 bits, which also represent e4m3's subnormals.
 MM_INLINE f16v fp8_values(const char* codes) {
   __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_as<__m128i>(codes)), 7);
   return from_halves(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbf80))) * kTooSmall;
 }
 
-// Returns the byte of a one-byte code in the layout whose codes are looked up in tables (linear/codes.h).
+// Returns the offset of a one-byte code in the layout for table lookups (linear/codes.h).
 int64_t place_looked_up(int column, int64_t t) {
   return t / 4 * 128 + column / 16 * 64 + column % 16 / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2;
 }
@@ -25,7 +25,7 @@ int64_t place_byte(const mm_linear& linear, int column, int64_t t) {
   return linear.form == MM_INT8 ? t / 2 * 64 + column * 2 + t % 2 : place_looked_up(column, t);
 }
 
-// The byte of an int4 code, and the shift within the byte.
+// Return the offset of an int4 code's byte, and the code's shift within the byte.
 int64_t place_half(int column, int64_t t) {
   return t / 4 * 64 + (column % 8 * 2 + t % 2) * 4 + t / 2 % 2 * 2 + column / 16;
 }
@@ -45,7 +45,7 @@ void decode_fp8(const char* codes, int size, char* out) {
 
 int64_t place_byte(const mm_linear&, int column, int64_t t) { return place_looked_up(column, t); }
 
-// The byte of an int4 code, and the shift within the byte.
+// Return the offset of an int4 code's byte, and the code's shift within the byte.
 int64_t place_half(int column, int64_t t) { return t / 4 * 128 + column % 16 * 4 + t % 2 * 2 + t / 2 % 2; }
 int shift_of(int column, int64_t) { return column / 16 * 4; }
 
@@ -81,7 +81,7 @@ MM_INLINE columns fp8_values(const char* codes) { return Fp8Codes::one(codes); }
 #endif
 
 #if !defined(__AMX_BF16__)
-// Turns the steps of a group's unscaled codes into weights, in place.
+// Scales a group's decoded codes in place.
 void scale_steps(const Scales& by, int size, char* out) {
   for (int t = 0; t < size; t += 2, out += 128)
     for (int half = 0; half < 2; ++half) {

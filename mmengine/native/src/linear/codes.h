@@ -1,17 +1,17 @@
 // Codes of a panel, and the values that they encode.
 //
-// With VBMI, one-byte codes are laid out as [group / 4][2 halves][4][2 pairs of k][4 columns][2]. Each half of two
-// pairs is a cache line, whose bytes interleave to the bfloat16 layout (linear/job.h). int8 is stored as sign and
-// magnitude, like e4m3, so that both are looked up in a table of 128 entries.
+// With VBMI, one-byte codes are laid out as [group / 4][2 halves][4][2 pairs of k][4 columns][2]. A cache line has two
+// pairs of k for half of the columns. Interleaving the bytes gives the bfloat16 layout (linear/job.h). int8 is stored
+// as sign and magnitude, like e4m3, so both use lookup tables with 128 entries.
 //
-// With VBMI, int4 is laid out as [group / 4][16 columns][2 of a pair], in words of four numbers code + 8. From the low
-// bits up, a word holds the first pair's columns of the left half and of the right half, then the second pair's. Every
-// other cache line belongs to the neighbouring panel (linear/job.h). With AMX only e4m3 has the layout described here
-// (linear/codes_amx.h).
+// With VBMI, int4 is laid out as [group / 4][16 columns][2 of a pair], in 16-bit words with four numbers (code + 8).
+// From the low bits up, a word has the first pair's left and right column, then the second pair's. Cache lines of two
+// neighbouring panels alternate (linear/job.h). With AMX, only e4m3 has the layout described here; linear/codes_amx.h
+// describes int8 and int4.
 //
-// Without VBMI, AVX-512 kernels convert codes to float32. One-byte codes are laid out as [group][32 columns]; int4, as
-// code + 8, as [group / 2][32], with the first value in the low half of a byte. AVX2 has another layout
-// (linear/codes_avx2.h).
+// Without VBMI, AVX-512 kernels convert codes to float32. One-byte codes are laid out as [group][32 columns]. int4 is
+// laid out as [group / 2][32 columns], as code + 8, with the first value in a byte's low half. linear/codes_avx2.h
+// describes the layout for AVX2.
 #pragma once
 
 #include <immintrin.h>
@@ -68,8 +68,8 @@ void encode_column(const mm_linear& linear, char* group, int column, const uint8
                    float min);
 
 #if defined(__AVX512VBMI__)
-// Tables for decoding: the magnitudes of the 128 e4m3 codes as float32, of the 128 int8 codes as low and high bytes of
-// bfloat16, the int4 values as bfloat16, and permutation indices.
+// Tables for decoding: e4m3 magnitudes as float32, int8 magnitudes as low and high bytes of bfloat16, int4 values as
+// bfloat16, and permutation indices.
 struct CodeValues {
   alignas(64) float fp8[128];
   alignas(64) uint16_t int4[32];
@@ -112,9 +112,9 @@ struct CodeTable {
   }
 };
 
-// Decoders of a group in registers. `pairs` decodes two pairs of k, for the left 16 columns to `low` and for the right
-// 16 to `high`. Two pairs take kBytes, and the next two follow kNext bytes later. FP8 codes are scaled here, which
-// requires that each 16 columns share a scale, as they do in files with block scales; `fit` returns whether they do.
+// Decoders of a group in registers. `pairs` decodes two pairs of k: the left 16 columns to `low`, the right 16 columns
+// to `high`. Two pairs take kBytes; the next two pairs begin kNext bytes later. FP8 codes are scaled here. This
+// requires that each 16 columns share a scale (`fit`), as in files with block scales.
 struct Fp8Codes {
   static constexpr int kBytes = 128, kNext = 128;
   CodeTable of[2];
@@ -155,8 +155,7 @@ struct Int8Codes {
   }
 };
 
-// The table has 32 entries, because 5 bits of a word select one. The fifth bit belongs to the next code, so both halves
-// of the table are equal.
+// The lookup uses 5 bits, but the fifth bit belongs to the next code. So the table has its 16 values twice.
 struct Int4Codes {
   static constexpr int kBytes = 64, kNext = 128;
   __m512i values;

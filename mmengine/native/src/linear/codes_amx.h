@@ -1,10 +1,8 @@
-// Codes of a panel for AMX: four values of k at a time are decoded to bfloat16 in registers, in the layout of a weight
-// tile.
+// Codes of a panel for AMX, and decoders to bfloat16 in the layout of a weight tile.
 //
-// Integers are stored in the order of a tile's weights, so that no value moves after scaling and rounding. int8 is laid
-// out as [group / 2][32 columns][2]. int4 is laid out as [group / 4][16 words]; a word has eight numbers (code + 8):
-// the lowest bits of the words are for columns 0 to 7 of the first pair of k, the next for columns 8 to 15, and so on.
-// e4m3 has the layout of linear/codes.h.
+// Integers are stored in the order of a tile's weights. int8 is laid out as [group / 2][32 columns][2]. int4 is laid
+// out as [group / 4][16 words]; a word has eight numbers (code + 8). The words' lowest 4 bits have columns 0 to 7 of
+// the first pair of k, the next 4 bits have columns 8 to 15, and so on. e4m3 has the layout of linear/codes.h.
 #pragma once
 
 #include "linear/codes.h"
@@ -13,8 +11,7 @@
 
 namespace mm {
 
-// Scales and mins of a group. Each vector is for 8 columns, and repeats a column's value for both values of a pair of
-// k.
+// Scales and mins of a group. Each vector has 8 columns, and each value twice, for a pair of k.
 struct PairScales {
   f16v scales[4], mins[4];
 
@@ -38,7 +35,7 @@ struct PairScales {
   }
 };
 
-// Decoders of a group. `four` decodes four values of k, whose codes take kBytes, to scaled weights.
+// Decoders of a group. `four` decodes four values of k (kBytes bytes) to scaled weights.
 struct Int8Weights {
   static constexpr int kBytes = 128;
   PairScales by;
@@ -117,7 +114,7 @@ struct Fp8ColumnWeights {
   }
 };
 
-// Decodes a group's steps in order, each to `sink.room()`, followed by `sink.decoded()`.
+// Decodes a group's steps. Writes each step to `sink.room()`, then calls `sink.decoded()`.
 template <class Weights, class Sink>
 MM_INLINE void decode_steps(const mm_linear& linear, const char* group, Sink& sink) {
   const Weights weights(linear, group);

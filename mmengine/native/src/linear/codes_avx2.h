@@ -5,19 +5,17 @@
 //     int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
 //           belongs to k, the high half to k + 2
 //
-// Interleaving the bytes within 16 bytes gives bfloat16 pairs, for FP8 and for int4. 16 bytes of int4 hold columns 0 to
-// 3 and 8 to 11 of sixteen, or the other columns. A 32-bit word of int4 has two columns, whose 4 values of k are
-// separated by masks; the masked integers are the codes times 1, 2^8, 2^4 and 2^12. For a single row, x is divided by
-// these factors (kMaskedBy), because looking codes up in tables would take half as long again. The offset 8 is
-// subtracted after the product, as a min.
+// Interleaving the bytes in each 16 bytes gives bfloat16 pairs for FP8 and int4. 16 bytes of int4 hold columns 0 to 3
+// and 8 to 11 of sixteen, or the other columns. A 32-bit word of int4 has two columns. Masks separate the 4 values of k
+// as the codes times 1, 2^8, 2^4 and 2^12. For a single row, x is divided by these factors (kMaskedBy), because table
+// lookups would take 1.5 times as long. The offset 8 is subtracted after the product, as a min.
 //
-// bfloat16(code * scale) for e4m3 has a mantissa that depends only on the code's mantissa and lowest exponent bit: 16
-// values in a table. The rest of the exponent is added to the result. So a stored byte holds the sign, the 4 bits that
-// are looked up, and the rest of the exponent. Subnormals do not follow this rule. Those with the magnitudes 4 to 7 are
-// stored as normal numbers whose exponent is one below the smallest. The others, including zero, are stored with that
-// exponent and an odd mantissa; these `odd` codes are decoded by a slower, exact function. The sign of one of the
-// group's scales says whether any of 4 values of k (8 in a group of 256) has an odd code; the scale's own sign is moved
-// to its codes.
+// For e4m3, the mantissa of bfloat16(code * scale) depends only on the code's mantissa and lowest exponent bit. These 4
+// bits index a table of 16 values. The higher exponent bits are added to the result. So a stored byte has the sign, the
+// 4 index bits, and the higher exponent bits. Subnormals do not follow this rule. Subnormals with magnitudes 4 to 7 are
+// stored as normal numbers with exponent 0. Smaller subnormals and zero are stored with exponent 0 and an odd mantissa.
+// A slower, exact function decodes these `odd` codes. The sign of a stored scale marks odd codes: each sign covers 4
+// values of k (8 in a group of 256). A negative scale therefore moves its sign to its codes.
 #pragma once
 
 #include <immintrin.h>
@@ -42,20 +40,20 @@ inline uint8_t stored_fp8(uint8_t code) {
 }
 inline bool is_odd(uint8_t stored) { return (stored & 0x4f) == 8; }
 
-// odd_place: the index of the scale whose sign marks odd codes at position t of a group. odd_span: how many values of k
-// one sign covers.
+// odd_span: number of values of k that a sign covers. odd_place: index of the scale whose sign covers position t of a
+// group.
 inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
-// The interface of the decoders below, which decode a group in registers, 128 bytes (kDeep values of k) at a time:
+// The interface of the decoders below. They decode 128 bytes of a group (kDeep values of k) at a time, in registers:
 //   lines()        decodes to the layout of a bfloat16 panel
 //   add()          multiplies with a single row and adds to sums, which ordered() then sorts by column
 //   kScaled        whether codes are multiplied by their scales here; otherwise the sums are scaled after the product
-//   known_until()  where the codes from t on stop being normal; the odd codes that follow are decoded with EXACT
-//   odd_until()    where these odd codes end
+//   known_until()  returns where the normal codes from t on end
+//   odd_until()    returns where the odd codes from t on end; EXACT decodes odd codes
 
-// Common part of the decoders whose codes have 8 columns in 32 bytes. pairs() and values() decode eight of the panel's
-// columns, as bfloat16 pairs and as float32.
+// Base class of decoders for codes with 8 columns in 32 bytes. The derived class's pairs() decodes eight columns to
+// bfloat16 pairs, and values() to float32.
 template <class Codes>
 struct Eights {
   static constexpr int kDeep = 4;
@@ -86,7 +84,7 @@ struct Eights {
 
 struct Fp8Codes : Eights<Fp8Codes> {
   static constexpr bool kScaled = true;
-  __m256i low[2], high[2];  // tables for 16 columns each, indexed by the 4 bits that are looked up
+  __m256i low[2], high[2];  // tables for 16 columns each, with a 4-bit index
   const float* scales;
   uint32_t odd;
   int size;
@@ -107,7 +105,7 @@ struct Fp8Codes : Eights<Fp8Codes> {
       const __m256 all = _mm256_set1_ps(scale);
       const __m256 same = _mm256_and_ps(_mm256_cmp_ps(each[half * 2], all, _CMP_EQ_OQ),
                                         _mm256_cmp_ps(each[half * 2 + 1], all, _CMP_EQ_OQ));
-      // These bounds of the scale exclude subnormal values and overflow.
+      // These bounds exclude subnormal results and overflow.
       fit = fit && _mm256_movemask_ps(same) == 0xff && scale > 1e-30f && scale < 1e30f;
       set_table(half, scale);
     }
@@ -148,8 +146,8 @@ struct Fp8Codes : Eights<Fp8Codes> {
     for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
   }
 
-  // Decodes any code. Codes are converted as bits of float16, which also represents the subnormals, and multiplied by
-  // 256 = 2^(15 - 7), because float16's exponent bias is 15 and e4m3's is 7.
+  // Decodes any code, also subnormals: converts the code as float16 bits and multiplies by 256 = 2^(15 - 7), because
+  // the exponent biases are 15 and 7.
   __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
     const __m256i codes = load_as<__m256i>(at), sign = _mm256_set1_epi8(-128);
     const __m256i below = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));

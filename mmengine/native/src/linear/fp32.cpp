@@ -29,8 +29,8 @@ struct Block {
   bool first;
 };
 
-// Multiplies ROWS rows with VECTORS vectors of columns, which span neighbouring panels if a panel has fewer. FETCH: the
-// weights come from memory and are prefetched.
+// Multiplies ROWS rows with VECTORS vectors of columns, from a panel or several neighbouring panels. FETCH: prefetches
+// the weights.
 template <int ROWS, int VECTORS, bool FETCH>
 void multiply(const Block& b) {
   vec sums[ROWS][VECTORS] = {};
@@ -93,9 +93,8 @@ void multiply_panel(Block block, int rows, bool fetch) {
   }
 }
 
-// For one block of rows and a short k, when all operands are in a near cache. Multiplies several panels at once, so
-// that there are enough independent sums to hide the latency of an addition. Returns the first panel that is left to
-// do.
+// Multiplies one block of rows with several panels at once, for a short k. The independent sums hide the latency of
+// additions. Returns the first panel that remains.
 int run_wide(const LinearJob& job, const Share& share) {
   alignas(64) float sums[kTall * kPanel * 4];
   int rows = share.row1 - share.row0, panels = vectors_of(rows, 8) / kVectors, panel = share.panel0;
@@ -116,9 +115,10 @@ int run_wide(const LinearJob& job, const Share& share) {
   return panel;
 }
 
-constexpr int64_t kDecoded = 128;  // values of k whose decoded weights stay in the first-level cache
+constexpr int64_t kDecoded = 128;  // values of k whose decoded weights fit into the L1 cache
 
-// Multiplies the rows with a panel of blocks, which are decoded piece by piece, or in registers for a single row.
+// Multiplies rows with panels of GGUF blocks. Decodes kDecoded values of k at a time, or decodes in registers for a
+// single row.
 void run_blocks(const LinearJob& job, const Share& share) {
   alignas(64) float sums[kMostRows * kPanel], tile[kDecoded * kPanel];
   const int rows = share.row1 - share.row0, k = job.linear->k;

@@ -1,17 +1,16 @@
-// Shared by the linear layers: the packed layout, a call as a job, and its epilogue.
+// The packed layout of linear layers, and LinearJob, a call of a layer.
 //
-// Layout, with k padded to whole steps of 32 with zeros, and n to whole panels of 32 columns:
+// Layout; zeros pad k to whole steps of 32, and n to whole panels of 32 columns:
 //     float32   [panel][k][32]
-//     bfloat16  [panel][k / 32][16 pairs of k][32 columns][2]: each half of a step's columns is one AMX tile, whose
-//               rows are on every other cache line. Kernels that multiply one pair at a time (vdpbf16ps) read the lines
-//               in order. If the halves were stored 1 KB apart, an AMD EPYC would read at a third of the speed.
+//     bfloat16  [panel][k / 32][16 pairs of k][32 columns][2]: each half of a step's columns is an AMX tile, whose rows
+//               are in alternate cache lines. vdpbf16ps kernels read the lines in order. On an AMD EPYC, this is three
+//               times as fast as halves that are stored 1 KB apart.
 //     codes     [panel][k / group]: 32 scales, 32 mins if there are any, then group * 32 codes (linear/codes.h); k is
 //               padded to whole groups with zeros. FP8 scales are float32, integer scales float16; mins float32.
-//               With VBMI, int4 panels are stored in pairs with alternating cache lines, so that two panels are
-//               multiplied at once: with one panel a row's few sums wait for each other, and two separate panels are
-//               prefetched badly.
-// A panel's columns are 32 rows of w. If gate and up are packed together, they are 16 rows of gate and the same 16 of
-// up.
+//               With VBMI, the cache lines of two neighbouring int4 panels alternate. Kernels multiply both panels at
+//               once, because a single panel has too few independent sums. Separate panels would be prefetched badly.
+// A panel's columns are 32 rows of w. If gate and up are packed together, a panel has 16 rows of gate and the
+// corresponding 16 rows of up.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +23,7 @@ namespace mm {
 
 constexpr int kPanel = 32;  // columns per panel
 constexpr int kStep = 32;   // values of k per step of a bfloat16 panel
-constexpr int kPieces = 8;  // in how many portions each thread takes its panels if all threads are equally fast
+constexpr int kPieces = 8;  // portions of panels per thread; faster threads take more portions
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -99,8 +98,8 @@ struct Share {
 // Converts float32 sums c [rows, ldc] of a panel to rows [row0, row0 + rows) of y.
 void linear_store(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel);
 
-// Kernels. `prepare` converts rows [row0, row1) of x to the form that `run` reads, in `scratch`, which has
-// linear_scratch_bytes(job) for all m rows of the job.
+// Kernels. `prepare` converts rows [row0, row1) of x for `run`. `scratch`: linear_scratch_bytes(job) bytes for all m
+// rows of the job.
 int64_t linear_scratch_bytes(const LinearJob& job);
 int64_t linear_thread_bytes(const LinearJob& job);
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1);

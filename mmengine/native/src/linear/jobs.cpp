@@ -44,7 +44,7 @@ struct Part {
 
   Part(int64_t all, int part, int parts) : begin(all * part / parts), end(all * (part + 1) / parts) {}
 
-  // Of the next `count` items, which weigh `each`, sets [first, last) to the items that belong to this part.
+  // Sets [first, last) to the items in this part, among the next `count` items. `each`: the weight of an item.
   void take(int64_t count, int64_t each, int& first, int& last) {
     first = place(begin, count, each), last = place(end, count, each);
     at += count * each;
@@ -57,14 +57,14 @@ struct Part {
   }
 };
 
-// Panels that are stored in pairs are taken together. These functions return how many pairs a job has, and a pair's
-// weight. If panels are stored singly, each one counts as a pair.
+// Return how many pairs of panels a job has, and a pair's weight. If panels are stored singly, each panel counts as a
+// pair.
 int64_t pairs(const LinearJob& job) { return ceil_div(job.panels(), alternating(*job.linear)); }
 int64_t pair_weight(const LinearJob& job) {
   return (int64_t)alternating(*job.linear) * (job.m + kReading) * job.linear->k;
 }
 
-// Runs one part of the panels of all jobs. Threads take the next part when they are free, as for a single layer.
+// Multiplies with the panels in one part of all jobs.
 void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
   for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
     const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);

@@ -10,7 +10,7 @@
 namespace mm {
 namespace {
 
-// Returns the row of w that is a panel's column, or -1 for padding. `half`: as in mm_linear_pack.
+// Returns the row of w for a panel's column, or -1 for padding. `half`: as in mm_linear_pack.
 int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
   if (half == 0) {
     int64_t row = panel * kPanel + column;
@@ -23,7 +23,7 @@ int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
 // Returns the offset in a panel of a column's value at position t of k, in elements of 2 bytes.
 inline int64_t place_bf16(int column, int64_t t) { return t / 2 * 2 * kPanel + column * 2 + t % 2; }
 
-// `rows`: the row of w for each of the panel's columns; NULL for padding and for rows outside the chunk.
+// `rows`: the row of w for each column; NULL for padding and for rows outside the chunk.
 void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
   int64_t whole = k / kStep * kStep;
   for (int64_t step = 0; step < whole; step += kStep)  // reads one cache line of each row at a time
@@ -52,7 +52,7 @@ struct Piece {
   int32_t first, count;
 };
 
-// `rows`: the index in the chunk of the row for each of the panel's columns, or -1.
+// `rows`: each column's row index in the chunk, or -1.
 void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
   int64_t k = linear.k, groups = ceil_div(k, linear.group);
   for (int64_t i = 0; i < groups; ++i, out += group_step(linear)) {
@@ -67,7 +67,7 @@ void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t
   }
 }
 
-// Returns the bytes of a row of w. `type`: of its blocks.
+// Returns a row's size in bytes. `type`: the block type.
 int64_t stored_bytes(const mm_linear& linear, int type) {
   if (linear.form != MM_BLOCKS) return (int64_t)linear.k * (linear.dtype == MM_BF16 ? 2 : 4);
   return linear.k / block_form(type).span * block_form(type).file_bytes;
@@ -110,7 +110,7 @@ void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packe
     pack_panel(linear, piece, panel, half, (char*)packed + panel_at(linear, panel));
 }
 
-// Unpacks a column of a panel of blocks to k values, which a bfloat16 layer rounds.
+// Unpacks a column of a panel of GGUF blocks to k values in the layer's dtype.
 void column_of_blocks(const mm_linear& linear, int type, const char* panel, int column, void* out) {
   if (linear.dtype == MM_FP32) return block_decode_column(linear, type, panel, column, (float*)out);
   const std::unique_ptr<float[]> values(new float[linear.k]);
@@ -118,7 +118,7 @@ void column_of_blocks(const mm_linear& linear, int type, const char* panel, int 
   for (int64_t t = 0; t < linear.k; ++t) ((uint16_t*)out)[t] = narrow(splat(values[t]))[0];
 }
 
-// Unpacks a column of a panel, which has the given index, to k values in the layer's dtype.
+// Unpacks a column of a panel to k values in the layer's dtype. `index`: the panel's index.
 void column_of(const mm_linear& linear, int64_t index, const char* panel, int column, void* out) {
   int64_t k = linear.k;
   uint16_t* to = (uint16_t*)out;

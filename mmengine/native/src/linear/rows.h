@@ -1,4 +1,4 @@
-// A call's rows of x, converted to the type that the kernels for CPUs without AMX read.
+// A call's rows of x, converted for the kernels without AMX.
 #pragma once
 
 #include "linear/job.h"
@@ -27,8 +27,8 @@ struct Rows {
   }
 };
 
-// AVX2 kernels separate int4 codes by masks, which gives the codes times a power of two. A single row of x is
-// multiplied by these inverse powers, indexed by k % 4 (linear/codes_avx2.h).
+// AVX2 kernels mask int4 codes without a shift, so a masked code has a power of two as a factor. A single row of x is
+// multiplied by the inverse powers, indexed by k % 4 (linear/codes_avx2.h).
 constexpr float kMaskedBy[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};
 inline bool is_masked(const mm_linear& linear) {
 #if defined(__AVX512F__)
@@ -38,16 +38,16 @@ inline bool is_masked(const mm_linear& linear) {
 #endif
 }
 
-// Returns how many sums of x over groups a row needs. For blocks these are the sums of each 32 values, and then of each
-// 16.
+// Returns how many sums of x over groups a row needs. For blocks, the sums of 32 values each come first, then the sums
+// of 16 values each.
 inline int sums_in_row(const mm_linear& linear) {
   if (linear.form == MM_BLOCKS) return linear.k / 32 + linear.k / 16;
   return linear.mins || is_masked(linear) ? (int)ceil_div(linear.k, linear.group) : 0;
 }
 inline bool wants_sums(const mm_linear& linear) { return sums_in_row(linear) > 0; }
 
-// Divides `count` rows into as few blocks of at most `most` rows as possible, and returns the height of a block. The
-// last block may have fewer rows.
+// Returns the number of rows per block if `count` rows form the fewest blocks with at most `most` rows. The last block
+// may have fewer rows.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
 
 // Multiplies rows with `panels` panels: c [panels, rows, 32]. `panels` is 1, or 2 for a pair of alternating panels with

@@ -58,7 +58,7 @@ void store_plain(const LinearJob& job, const float* c, int ldc, int row0, int ro
   }
 }
 
-// Computes and stores silu(gate) * up for kWide columns of y from `column` on, of which `count` exist.
+// Stores silu(gate) * up to columns [column, column + count) of y; `count` is at most kWide.
 template <bool BF16>
 MM_INLINE void store_products(const LinearJob& job, const float* sums, int64_t row, int column, int count) {
   const int i = job.linear->n / 2;
