@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mmengine.cli import supervisor
 from mmengine.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,18 @@ def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
             file.seek(0)
             texts.append(file.read().decode())
     return subprocess.CompletedProcess(["mmengine", *arguments], code, *texts)
+
+
+def run_unsupervised(monkeypatch) -> None:
+    """Let commands run in this process, which has imported torch, instead of in a supervised process."""
+
+    def run_here(arguments, progress):
+        with monkeypatch.context() as patch:
+            patch.setattr(supervisor, "is_supervised", lambda: True)
+            patch.setattr(supervisor, "obey_supervisor", lambda: None)
+            return _exit_code()
+
+    monkeypatch.setattr(supervisor, "supervise", run_here)
 
 
 def _exit_code() -> int:

@@ -14,6 +14,7 @@ from mmengine.cli.media_options import MediaUrls
 from mmengine.cli.run import model_text
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.prompt import Prompt
+from tests.cli.cli_process import run_unsupervised
 from tests.processing.internet import Internet, answer
 from tests.serve.serve_fakes import builder
 
@@ -264,7 +265,8 @@ def test_an_empty_run_is_refused_before_loading_a_model(call, tmp_path, monkeypa
     assert code == 2 and "thinking_token_budget must be a number of tokens" in printed.err, printed.err
 
 
-def test_a_request_file_with_paths_beside_it(call, picture):
+def test_a_request_file_with_paths_beside_it(call, picture, monkeypatch):
+    run_unsupervised(monkeypatch)
     folder = picture.parent
 
     def request(name, image, **fields):

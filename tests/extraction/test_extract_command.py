@@ -13,14 +13,12 @@ import time
 
 import pytest
 
-from mmengine.cli import supervisor
-from mmengine.cli.main import main
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine.engine import Engine
 from mmengine_shapes.questions import scene_json, scene_schema
-from tests.cli.cli_process import call_cli
+from tests.cli.cli_process import call_cli, run_unsupervised
 from tests.extraction import pdf_documents as pdf
 from tests.project.doc_blocks import ROOT, blocks, commands
 
@@ -56,18 +54,7 @@ def write_folder(folder):
 
 @pytest.fixture
 def unsupervised(monkeypatch):
-    """Let `mmengine extract` run in this process, which has imported torch, instead of in a supervised
-    process.
-    """
-
-    def run_here(arguments, progress):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-            patch.setattr(supervisor, "is_supervised", lambda: True)
-            patch.setattr(supervisor, "obey_supervisor", lambda: None)
-            main()
-        return end.value.code or 0
-
-    monkeypatch.setattr(supervisor, "supervise", run_here)
+    run_unsupervised(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +192,8 @@ def size_of(path):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("unsupervised")  # The killed processes are supervised.
 @pytest.mark.parametrize("seed, kills", [(1, 1), pytest.param(2, 6, marks=pytest.mark.soak)])
-def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills):
+def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, monkeypatch, seed, kills):
     """After kill -9, the table is the same as without a kill, and no answer is computed twice."""
     documents = tmp_path / "in"
     documents.mkdir()
@@ -216,7 +202,9 @@ def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills)
     pdf.write_scenes(documents / "a.pdf", [8, 9])
     (tmp_path / "schema.json").write_text(json.dumps(scene_schema()))
     words = ["extract", "in", *QUESTION, *SLOW, "--per", "page", "--out"]
-    assert call_cli(*words, "whole.jsonl", cwd=tmp_path).returncode == 0
+    with monkeypatch.context() as patch:
+        run_unsupervised(patch)
+        assert call_cli(*words, "whole.jsonl", cwd=tmp_path).returncode == 0
     work, rng, killed = tmp_path / "killed.jsonl.work", random.Random(seed), 0
     answers, table = work / "answers.jsonl", tmp_path / "killed.jsonl"
     command = [sys.executable, "-m", "mmengine.cli.main", *words, table.name]
