@@ -155,7 +155,7 @@ def test_a_dead_rank_ends_the_engine_and_the_log_resumes(tmp_path):
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok
 
 
-@pytest.mark.parametrize("noticed_by", ["whoever is first", "its words", "the next step"])
+@pytest.mark.parametrize("noticed_by", ["its words", "the next step"])
 def test_a_diverged_rank_reports_it(noticed_by):
     with Engine(config=EngineConfig(tensor_parallel=2)) as engine:
         engine.submit("Who are you?", max_tokens=24, ignore_eos=True)
@@ -172,8 +172,7 @@ def test_a_diverged_rank_reports_it(noticed_by):
                 process.wait(60)
                 send(*message)  # fails: the channel is closed, and rank 1's last messages are unread
 
-        if noticed_by != "whoever is first":
-            channel.send = send_and_wait
+        channel.send = send_and_wait
         engine.built.executor.frames.take = lambda: b"no frame"
         with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*restart the engine"):
             while not engine.is_idle:
