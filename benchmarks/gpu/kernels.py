@@ -1,4 +1,6 @@
-"""Check GPU kernels at real sizes against the plain text decoder and the CPU's sampler."""
+"""Check GPU kernels at real sizes against TextDecoder, the decoder without fused kernels, and against the
+CPU's sampler.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -20,9 +20,10 @@ MAX_WALKED = 2_000  # maximum number of mask times stored per answer
 
 @dataclass(slots=True)
 class Found:
-    """A case's verdict. `why` is the reason for a verdict other than "exact". `reordered` is the number of
-    valid texts that were refused in their original key order. `compile_s` and `masks_s` are the times for the
-    first valid instance, measured with a vocabulary.
+    """A case's verdict. "over": a valid text was refused. "under": an invalid text was accepted. `why` is the
+    reason for a verdict other than "exact". `reordered` is the number of valid texts that were refused in
+    their original key order. `compile_s` and `masks_s` are the times for the first valid instance, measured
+    with a vocabulary.
     """
 
     verdict: str

@@ -82,7 +82,7 @@ class TensorEntry:
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
         """Yield rows [begin, end) as integer codes, several rows at a time.
 
-        Each item is the index of its first row, counted from `begin`, and the rows. Raises ModelError.
+        Each item is a pair: the first row's index, counted from `begin`, and the rows. Raises ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
 
@@ -120,7 +120,7 @@ class TensorEntry:
 
 
 def tensor_error(entry: TensorEntry, what: str) -> ModelError:
-    """Return an error that names a tensor and its file. `what`: the rest of the sentence."""
+    """Return an error that names a tensor and its file. `what`: the message after the tensor's name."""
     return ModelError(f"{entry.path}: tensor {entry.stored_name} {what}")
 
 

@@ -122,8 +122,8 @@ def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:
 
 
 def _kv_slots(spec: ModelSpec, tokens: int) -> int:
-    """Return how many KV slots a row of `tokens` tokens holds, summed over the layers. Layers with a sliding
-    window hold only the window if they form a block group of their own.
+    """Return how many KV slots a row with `tokens` tokens needs in all layers. Sliding-window layers with a
+    separate block group need slots only for the window.
     """
     groups = block_groups(spec, tokens)
     held = [len(group.layers) * (min(group.window, tokens) or tokens) for group in groups]

@@ -53,8 +53,8 @@ from mmengine.request import Request
 class EngineCore:
     """Owns one engine's state and runs its loop. Only one thread may call its methods, unless noted.
 
-    `config`: settings with known max_model_len and num_blocks. To replay or continue a log: `started` is the
-    log's first event, and `state` is the log's state. To continue a log, call `recover` next.
+    `config`: settings with known max_model_len and num_blocks. `started`, `state`: the first event and the
+    state of a log that this engine replays or continues. To continue a log, call `recover` next.
     `snapshots`: the folder for state snapshots. `undelivered`: the continued log's answers that no caller
     received yet; snapshots contain them. `remote`: the client of a block store. Raises ConfigError for
     settings that contradict each other.
@@ -204,7 +204,7 @@ class EngineCore:
 
     def is_on_disk(self, request_id: str) -> bool:
         """Return whether the log contains the request's QUEUED. A later process can then answer the request
-        if this process dies. The result is valid after a step, and for requests that have ended.
+        if this process dies. Call this method only after a step. The request may have ended.
         """
         return self._is_committed and request_id not in self.inbox.queued
 
@@ -265,7 +265,7 @@ class EngineCore:
         return self.sink.commit()
 
     def step(self) -> Outputs:
-        """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
+        """Finish a step in flight, decide the next step, log both steps' events, and dispatch the next step.
 
         Returns the finished step's outputs. While the log cannot be written, no step starts and the outputs
         are kept for a later call. Raises ExecutorLost if the executor cannot run further steps. Another

@@ -24,8 +24,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# Maximum number of logprobs in a snapshot, including prompt logprobs. The limit bounds the time for writing
-# to a few ms.
+# Maximum number of logprobs in a snapshot, including prompt logprobs. With this limit, writing takes at most
+# a few ms.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 
@@ -85,7 +85,7 @@ class _Scores:
     vector: np.ndarray | None = None  # float32 [d], only for a pooled request
 
     def __len__(self) -> int:
-        """Return the number of logprobs."""
+        """Return the number of logprobs and vector values."""
         return sum(map(len, self.logprobs or ())) + (
             (0 if self.of_prompt is None else self.of_prompt.logprobs.size)
             + (0 if self.vector is None else self.vector.size)

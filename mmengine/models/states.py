@@ -56,8 +56,8 @@ class StepStates(Generic[T]):
     follow: first `certain` certain tokens, then drafts.
 
     A step can also copy states to other slots. The copies for row i are kept_starts[i] to kept_starts[i + 1].
-    Copy k is the row's state after kept_after[k] tokens of this step (1 to stayed + certain, ascending), and
-    is written to slot kept_slots[k].
+    Copy k is the row's state after kept_after[k] tokens, and is written to slot kept_slots[k]. These tokens
+    are the accepted drafts and then the certain tokens, so kept_after is 1 to stayed + certain, ascending.
     """
 
     conv: T  # [s, layers, taps - 1, width], oldest input first; the model's dtype.

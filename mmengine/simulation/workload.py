@@ -58,8 +58,8 @@ class SimRequest:
 class SimEvent:
     """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session.
 
-    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs, any other
-    event before the step is decided.
+    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs. Other
+    events occur before the step is decided.
     """
 
     step: int
@@ -73,8 +73,9 @@ class SimEvent:
 class Workload:
     """The requests and events of a simulation.
 
-    `timed`: whether arrivals are nanoseconds on the simulated clock instead of step numbers. `events`: None
-    means no events, and each grammar is ready at once. `expect`: the log records that a scenario expects.
+    `timed`: whether arrivals are nanoseconds on the simulated clock instead of step numbers. `events`: with
+    None, there are no events and each grammar is ready immediately. `expect`: the log records that a scenario
+    expects.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """The ids of requests with a failing grammar. Two runs may end them in different steps."""
+        """The ids of requests with a failing grammar. Two runs may end these requests in different steps."""
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property

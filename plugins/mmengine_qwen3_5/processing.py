@@ -12,7 +12,7 @@ from mmengine_qwen3_5.config import read_config
 from mmengine_qwen3_5.names import NAMES
 from mmengine_qwen3_vl.processing import media_of
 
-VERSION = "qwen3-5-processing-1"  # Changes when the same input would give other pixels or tokens.
+VERSION = "qwen3-5-processing-1"  # Changes if an input results in other pixels or tokens than before.
 _IM_END = "<|im_end|>"
 
 

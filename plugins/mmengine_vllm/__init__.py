@@ -7,10 +7,12 @@ The log is an ordinary mmengine log, so `mmengine log` reads it without vLLM and
 STARTED names the host ("vllm 0.32.0") and contains settings with `compat` "vllm". Each call of `schedule`
 becomes these events, in this order (`*`: any number):
 
-    GRAMMAR_READY* requests whose grammar is now compiled PREEMPTED* in the order of preemption EVICTED
-    encoder outputs that left the cache; omitted if there are none SCHEDULED rows that were running before;
-    omitted if there are none ADMITTED* new and resumed requests, in the order of admission DISPATCHED only
-    with asynchronous scheduling
+    GRAMMAR_READY*  requests whose grammar is now compiled
+    PREEMPTED*      in the order of preemption
+    EVICTED         encoder outputs that left the cache; omitted if there are none
+    SCHEDULED       rows that were running before; omitted if there are none
+    ADMITTED*       new and resumed requests, in the order of admission
+    DISPATCHED      only with asynchronous scheduling
 
 `update_from_output` becomes EXECUTED and FINISHED*. `update_draft_token_ids` becomes DRAFTED. `add_request`
 becomes QUEUED. `finish_requests` becomes CANCELLED and FINISHED for each request that it returned.

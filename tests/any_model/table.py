@@ -62,7 +62,7 @@ def tasks_of(
     factories: list[str], done: dict[str, Row], walk: bool, checks: Collection[str] = ALL_CHECKS
 ) -> Iterator[tuple[str, Task]]:
     """Yield (name, task) for each missing row. A class with a factory's row gets no second row, unless
-    mmengine has a plugin for it.
+    mmengine has a plugin for the class.
     """
     for kind in factories:
         if kind not in done:

@@ -126,7 +126,7 @@ def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 
 
 
 def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
-    """Return a frame with a record whose event has this body and type number."""
+    """Return a frame with a record. `body`: the event's encoded fields. `number`: the event's type number."""
     return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
 
 

@@ -107,8 +107,8 @@ def fleet(root, names, executor_class=Leaving, **options):
 
 
 def killed(root, target):
-    """Copy the folders, as a kill of the ingress and all replicas would leave them. The ingress's requests
-    are copied first, because the ingress deletes a request only after the answer is stored elsewhere.
+    """Copy the folders in the state that a kill of all processes would leave. The ingress's requests are
+    copied first, because the ingress deletes a request only after the answer is stored elsewhere.
     """
     requests = Path(INGRESS, REQUESTS)
     owed = copied(root / requests, target.with_name(f"{target.name}, owed"))

@@ -1,4 +1,4 @@
-"""Tests the options `quantize`, which quantises weights while they are read, and `activations`."""
+"""Tests the option `quantize`, which quantises weights during loading, and the option `activations`."""
 
 import pytest
 import torch

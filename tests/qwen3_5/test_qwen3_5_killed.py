@@ -1,6 +1,6 @@
-"""Tests a hybrid model's batch in processes that are killed before a step runs or before its result is
-logged. The next process recomputes the recurrent states. Answers and log-probabilities are bit-identical to
-an uninterrupted run.
+"""Tests a hybrid model's batch file in processes that are killed before a step runs or before the step's
+result is logged. The next process recomputes the recurrent states. Answers and log-probabilities are
+bit-identical to an uninterrupted run.
 """
 
 import json
@@ -55,7 +55,7 @@ def write_requests(folder):
 
 
 def run(folder, model, spec, killed_at=None):
-    """Run the batch. `killed_at`: die_at's argument `call`, or None for no kill."""
+    """Run the batch file. `killed_at`: die_at's argument `call`, or None for no kill."""
 
     def make_engine(resume):
         config = EngineConfig.from_dict(SETTINGS | {"spec": spec})
@@ -69,7 +69,9 @@ def run(folder, model, spec, killed_at=None):
 
 
 def die_at(executor, call):
-    """Kill the process at executor call number `call` + 2, before a dispatch or after a collect."""
+    """Let `call` + 1 dispatches and collects pass. Then kill the process before the next dispatch or after
+    the next collect.
+    """
     dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))
 
     def here():

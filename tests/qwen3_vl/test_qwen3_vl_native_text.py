@@ -64,7 +64,7 @@ def prompts_of(seed=5):
 
 
 def paged(model, library, num_rows, **options):
-    """Return the kernels' attention backend. With it, a step is a single call of a C++ function."""
+    """Return the kernels' attention backend. With this backend, a step is a single C++ call."""
     return PagedRows(
         lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
     )

@@ -226,7 +226,7 @@ def test_bias_and_repetition_equal_transformers_processors():
 
 @pytest.mark.parametrize("among", ["alone", "with one that is random", "with penalties"])
 def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
-    """The likeliest of six tokens is the end-of-sequence token (EOS), then token 4, then token 1."""
+    """The three likeliest tokens are, in this order, the end-of-sequence token (EOS), token 4 and token 1."""
     early, late = (1, 2), [5] * 3
     rows = {
         0: (SamplingParams(min_tokens=3), early, [5] * 2, 0),

@@ -144,7 +144,7 @@ def test_staged_blocks_are_kept_until_copied_and_limited(monkeypatch):
     assert order == ["side waits for usual", "copies 4", "usual waits for copy 1"]
     assert [ref() is not None for ref in kept] == [False, True, True, True]
     monkeypatch.setattr(Event, "done", 3)
-    run(20)  # more bytes than may be staged at once, so the computation waits
+    run(20)  # more bytes than may be staged at the same time, so the computation waits
     assert [ref() is not None for ref in kept] == [False] * 5 and order[-1] == "usual waits for copy 5"
     run(4)
     beside.join()

@@ -27,7 +27,7 @@ pytest.importorskip("mmengine_shapes")
 
 
 def large(title: str, **others: Any) -> dict[str, Any]:
-    """Return a schema with more than LARGE bytes and short answers."""
+    """Return a schema with short answers and more than `fields.LARGE` bytes."""
     return {"enum": [f"{title} {number}" for number in range(3)], "description": "x" * fields.LARGE, **others}
 
 
@@ -72,7 +72,7 @@ def test_a_dead_decoder_process_fails_only_its_own_item() -> None:
 
 
 def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large schemas are normalized in the other process, and small schemas in this process."""
+    """Large schemas are normalized in a schema process, and small schemas in this process."""
     worked_out: list[int] = []
     known = fields.normalize_schema
 
@@ -142,7 +142,7 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this step, a copy's first forced text blocks all other threads for tens of milliseconds."""
+    """Without a step before the copy, the first forced text blocks all other threads for tens of ms."""
     done: list[str] = []
 
     class Recorded:

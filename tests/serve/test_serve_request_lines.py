@@ -1,4 +1,4 @@
-"""Tests that an error for an invalid request line (no JSON, no Unicode) has the line's custom_id."""
+"""Tests that an error for an invalid request line (not JSON or not Unicode) has the line's custom_id."""
 
 import json
 import os

@@ -45,8 +45,8 @@ _PROSE = ("description", "title", "example", "examples", "deprecated", "default"
 
 
 def made(document):
-    """Return the schemas of answers, whose objects allow no unknown properties, and the field names of
-    requests.
+    """Return the schemas of answers and the field names of requests. Objects in the schemas allow no unknown
+    properties.
     """
     found = document["components"]["schemas"]
     schemas, todo = {}, list(ANSWERS)

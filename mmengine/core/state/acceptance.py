@@ -79,7 +79,7 @@ class Acceptance:
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Return the numbers of drafters with trials in descending order, without the highest number.
+        """Return the indices of drafters that have trials, in descending order, without the highest index.
         Call `count` before this method.
         """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()

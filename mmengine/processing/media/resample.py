@@ -4,8 +4,8 @@ transformers resizes video frames with `torch.nn.functional.interpolate(antialia
 "bicubic" or "lanczos". torch resizes the width in a first pass and the height in a second pass, and rounds
 each pass to uint8. The weights are 16-bit integers with as many fraction bits as the largest weight allows.
 float64 represents all sums exactly, so matrix products give the same integers as torch. Pillow's results
-differ by one grey value, because its weights have more bits, and by more where Pillow resizes the height
-first.
+differ by one grey value, because Pillow's weights have more bits. The difference is larger where Pillow
+resizes the height first.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import numpy as np
 Filter = Literal["bicubic", "lanczos"]
 
 CUBIC_A = -0.5  # Keys' kernel, as in Pillow and torch's antialiased path.
-BLOCK = 64  # Output samples per matrix product; few, so that most weights in a matrix are not 0.
+BLOCK = 64  # Output samples per matrix product. With few samples, most weights in a matrix are not 0.
 
 
 def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:

@@ -81,10 +81,10 @@ class DrawnTimes:
         """Return a random delay in ns for the last step, if the step is in this phase. The delay may be
         negative.
 
-        `is_certain`: whether the phase does not depend on the delay. Otherwise the caller applies the delay
-        only if a request arrives within the delayed step, so long delays are applied more often. Long delays
-        are also more frequent in the log, for the same reason. To count this bias only once, a delay's chance
-        is inverse to the probability that a request arrives.
+        `is_certain`: whether the phase is known without the delay. If false, the caller applies the delay
+        only if a request arrives within the delayed step. Long delays are then applied more often. Long
+        delays are also more frequent in the log, for the same reason. To count this bias only once, a delay's
+        chance is inverse to the probability that a request arrives.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))

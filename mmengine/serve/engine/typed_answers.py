@@ -143,9 +143,9 @@ class TypedAnswers(ABC):
     ) -> ChatStream:
         """Return an iterator over the answer in OpenAI's stream chunks.
 
-        The arguments are `chat`'s. Raises InvalidRequest at once for invalid options. Reading the first chunk
-        raises `chat`'s other errors. No other request may run until the iterator ends. Closing the iterator
-        cancels the request.
+        The arguments are `chat`'s. This call raises InvalidRequest for invalid options. Reading the first
+        chunk raises `chat`'s other errors. No other request may run until the iterator ends. Closing the
+        iterator cancels the request.
         """
         return self._chat(messages, sampling, options, stream=True)
 

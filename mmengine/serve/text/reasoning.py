@@ -23,8 +23,8 @@ class ReasoningTokens(NamedTuple):
     """The marker tokens that separate an answer's reasoning from its content.
 
     If `is_open`, reasoning begins with the answer's first token. Otherwise there is reasoning only if the
-    answer begins with the tokens `start`. The tokens `end` end the reasoning. (): the model has no such
-    marker.
+    answer begins with the tokens `start`. The tokens `end` end the reasoning. An empty tuple means that the
+    model has no such marker.
     """
 
     is_open: bool = False

@@ -25,9 +25,9 @@ def page(
 ) -> Json:
     """Return the page of `items` that the query selects. `items` are sorted from oldest to newest.
 
-    `max_limit` and `default_limit` are numbers of items per page. `position_of` maps an item's id, also a
-    deleted item's, to a number that grows in creation order. A client can then continue after a deleted item.
-    Raises ApiError.
+    `max_limit` and `default_limit` are numbers of items per page. `position_of` maps an id to a number that
+    grows in creation order. The id may belong to a deleted item, so a client can continue after a deleted
+    item. Raises ApiError.
     """
     query = request.query_params
     limit = query.get("limit") or str(default_limit)

@@ -43,7 +43,7 @@ _KNOWN = tuple(
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
 # The form in which llguidance quotes a pattern from a normalized schema.
 _PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
-# The grammar lines that llguidance quotes, with the ^ below.
+# The grammar lines that llguidance quotes, and the line in which ^ marks a position.
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)
 
 

@@ -39,8 +39,8 @@ class MediaEncoder:
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return the features [n, (1 + num_deepstack) * hidden] of the items packed in `patches`, uint8 [p,
-        patch_width]. Zeros in `patches` mean that memory is measured. The sample is then encoded repeatedly,
-        up to the sizes in `grids`.
+        patch_width]. If the first row of `patches` is zero, the engine is measuring memory. The method then
+        encodes the sample repeatedly, up to the total size in `grids`.
         """
         rows = patches.cpu()
         if not rows[0].any():
@@ -88,7 +88,7 @@ class MediaEncoder:
             features = features[tensors[_KEPT].bool()]
         if (
             self._model.config.model_type == "molmo2"
-        ):  # Its features are added to the placeholder's embedding.
+        ):  # Molmo2 adds the features to the placeholder's embedding.
             features = features + self._embeddings([self._model.config.image_token_id])
         deepstack = getattr(out, "deepstack_features", None)
         if deepstack is not None and len(deepstack):

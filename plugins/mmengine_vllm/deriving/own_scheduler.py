@@ -129,7 +129,7 @@ class OwnScheduler:
         self._note_ends()
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply another recorded call to the scheduler. Return whether later decisions can still
+        """Apply a recorded call that no other event describes. Return whether later decisions can still
         be derived.
         """
         if event.kind == "pause" and event.detail in PauseState.__members__:
@@ -261,8 +261,8 @@ def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | N
 
 
 def image_of(item: MediaItem) -> Image:
-    """Return an item as an argument for scheduler_alone. Its prompt range includes the first and the last
-    embedding.
+    """Return an item as an element of scheduler_alone.make_request's argument `images`. The start and length
+    cover all tokens from the item's first embedding to the last embedding.
     """
     start, end = item.runs[0][0], sum(item.runs[-1])
     mask = None

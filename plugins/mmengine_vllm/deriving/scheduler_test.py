@@ -38,8 +38,9 @@ def test_{name}():
 
 
 class Expected(NamedTuple):
-    """What the written test checks. `kind`: as `check` in served_requests.fault_of. For "decision", the other
-    fields are set: the call's number, a field in the call's outcome, and the correct outcome.
+    """What the written test checks. `kind`: the first item of `check` in served_requests.fault_of. For
+    "decision", the other fields are set: the call's number, a field in the call's outcome, and the correct
+    outcome.
     """
 
     kind: str

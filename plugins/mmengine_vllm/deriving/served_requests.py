@@ -46,7 +46,8 @@ class Host:
     def update(self, output, tokens, stops, errors):
         """Pass a step's tokens to the scheduler.
 
-        `stops`: request -> the token that ends it. `errors`: requests whose tokens break their grammar.
+        `stops`: request -> the token that ends the request. `errors`: requests whose tokens break their
+        grammar.
         """
         for name, last in stops.items():
             self.scheduler.requests[name].sampling_params.stop_token_ids = last
@@ -60,8 +61,8 @@ class Host:
 class Answers:
     """The model's answers. `answers`: request id -> (tokens, end, runs).
 
-    `end`: "stop" or "error" after the last token, or "". `runs`: {index of a step's first token: (number of
-    the step's tokens, number of its drafts)}.
+    `end`: "stop" or "error" if the last token ends the answer, else "". `runs`: {index of a step's first
+    token: (number of the step's tokens, number of its drafts)}.
     """
 
     def __init__(self, answers, num_drafts):

@@ -2,8 +2,8 @@
 
 Constructs from older drafts are rewritten with the same meaning: for example `items` with an array,
 `dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without `$schema`, the
-draft is 2020-12, but constructs that only older drafts define keep their meaning if it is the same in all of
-them. `translate` does not translate subschemas.
+draft is 2020-12, but constructs that only older drafts define keep their meaning if all older drafts agree on
+the meaning. `translate` does not translate subschemas.
 """
 
 from collections.abc import Callable
