@@ -100,10 +100,10 @@ def build(
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
-    `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue a
-    log that `log` contains. The caller must then call the core's `recover`. `compile_grammar`: a replacement
-    for the grammar engine's compiler, for tests. `takes_adapters`: whether `max_loras` 0 means MAX_LORAS in a
-    new engine. Raises ModelError, ConfigError, LogError.
+    `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue
+    the log in the folder `log`. The caller must then call the core's `recover`. `compile_grammar`: a
+    replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether `max_loras` 0 means
+    MAX_LORAS in a new engine. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()

@@ -18,7 +18,7 @@ import typer
 from benchmarks.common.measure import use_threads
 from benchmarks.common.report import Table, machine_lines, show
 
-BAR = 0.05  # maximum ratio to the cold request
+BAR = 0.05  # maximum time to first token in a session, relative to a cold request
 QUESTION = "What moved?"
 SECONDS = 0.5  # from one frame to the next
 

@@ -27,7 +27,7 @@ OPERATIONS = (
 )
 ROWS = 16
 DECODE_STEPS = 10  # Measured decode steps of the half-billion model.
-AHEAD = 6  # Tokens that the first rows decode at most while other rows are prefilled.
+AHEAD = 6  # Maximum number of tokens that the first rows decode while other rows are prefilled.
 Watch = AbstractContextManager  # A context manager that observes the steps.
 
 

@@ -39,8 +39,8 @@ TITLE = "Quantised weights on a CPU"
 # A request for timed steps has PROMPT prompt tokens and NEW generated tokens. The timed prompt has LONG
 # tokens.
 NEW, PROMPT, LONG = 8, 32, 512
-# The engine quantises these FP8 weights at loading, including the LM head. The hub's FP8 folders have an
-# unquantised head.
+# In this format, the engine quantises all weights at loading, including the LM head. The hub's FP8 folders
+# have an unquantised head.
 WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 # formats that the engine makes from the bfloat16 folder at loading, with their `quantize` setting

@@ -39,9 +39,10 @@ TITLE = "A picture's first token: mmengine beside llama.cpp"
 LIBRARIES = models.BUILD / "llama" / "bin"
 FIRST, AGAIN, SECOND = "first question", "second question, all computed", "second question"
 QUESTIONS = {FIRST: "What is it?", AGAIN: "And where is it?", SECOND: "And where is it?"}
-BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits of mmengine's time divided by llama.cpp's time.
+BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits: mmengine's time divided by llama.cpp's time.
 CLOCKS = {"seconds": "elapsed", "cpu": "CPU time"}
-# Maps an engine to lists of figures, with an item per round, and "checks" to the last round's figures.
+# Maps each engine to a dict from questions to lists with the figures per round. "checks" has the last round's
+# comparison.
 Found = dict[str, dict]
 
 

@@ -1,4 +1,4 @@
-"""Maps a weights file into memory, so that readers need no copy of the page cache.
+"""Maps a weights file into memory, so that readers use the page cache directly, without a copy.
 
 If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader.
 mmengine.checkpoint.tensors refuses files that are truncated before they are mapped.

@@ -54,7 +54,8 @@ class Prepared:
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # In a session: number of template tokens before the content. They close a video, or start a new turn.
+    # In a session: number of template tokens before the content. These tokens close a video or start a new
+    # turn.
     num_opening: int = 0
 
 
@@ -76,7 +77,7 @@ class Tokenizer(Protocol):
         """
 
     # For faster detokenization, a tokenizer may have `text_bytes: Sequence[bytes] | None`: each id's bytes.
-    # `decode` must then equal joining these bytes and decoding them as UTF-8, with U+FFFD for invalid bytes.
+    # `decode` must then return the joined bytes, decoded as UTF-8 with U+FFFD for invalid bytes.
 
 
 # The turn that a piece in a session begins: the session's first turn, a later turn, or no turn ("").
@@ -250,8 +251,8 @@ class EncoderSize(NamedTuple):
 
 
 class EncoderCost(NamedTuple):
-    """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: at this
-    frame size in patches, attention takes as long as all other operations (encoder_cache/work.py).
+    """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: the
+    frame size, in patches, at which attention takes as long as all other operations (encoder_cache/work.py).
     """
 
     work_ns: int
@@ -261,8 +262,9 @@ class EncoderCost(NamedTuple):
 class CapturableEncoder(Protocol):
     """An encoder whose inputs and outputs have fixed addresses, for any size up to a maximum.
 
-    The smallest captured size that fits computes a step's items. Items do not attend to unused patches. All
-    steps run in order on one stream, so a step cannot overwrite the inputs of an unfinished step.
+    A step's items are computed in the smallest captured size that fits. Items do not attend to unused
+    patches. All steps run in order on one stream, so a step cannot overwrite the inputs of an unfinished
+    step.
     """
 
     patches: Any  # uint8 [p, patch_width] on the device. The caller writes a step's items to the beginning.

@@ -168,7 +168,7 @@ class Step:
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Return the installed scheduler's next decision and apply it, or return None if the step is
+        """Apply and return the next decision by this build's scheduler, or return None if the step is
         complete. Raises CorruptLog if the scheduler fails or if the decision cannot be applied.
         """
         try:
@@ -186,9 +186,10 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let the installed scheduler decide the rest of the step, and return all decisions of the step.
+        """Let this build's scheduler decide the rest of the step, and return all decisions of the step.
 
-        Afterwards the step is about to run. The decisions equal `logged` if the same version wrote the log.
+        Afterwards, the state is the state just before the step runs. The decisions equal `logged` if the same
+        version wrote the log.
         """
         while self.next_decision() is not None:
             pass
@@ -208,7 +209,7 @@ class Step:
             self.decided.append(record.event)
 
     def num_agreed(self) -> int:
-        """Return how many logged decisions the installed scheduler repeated. Raises Diverged if a decision
+        """Return how many logged decisions this build's scheduler repeated. Raises Diverged if a decision
         differs.
         """
         count = min(len(self.decided), len(self.logged))

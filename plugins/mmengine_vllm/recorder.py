@@ -227,8 +227,8 @@ class Recorder:
         return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
 
     def _evict(self, output: VllmObject) -> None:
-        """Record EVICTED for encoder outputs that vLLM freed. vLLM does not report an output that is freed
-        and encoded again in the same step.
+        """Record EVICTED for encoder outputs that vLLM freed. This includes outputs that are freed and
+        encoded again in the same step, which vLLM does not report.
         """
         gone = [self.contents.digest(name) for name in output.free_encoder_mm_hashes]
         again = [

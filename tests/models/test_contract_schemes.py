@@ -69,7 +69,7 @@ class WholeNumbers(Quantised):
 
 
 class Int4(WholeNumbers):
-    """compressed-tensors with groups of 32. The sizes are multiples of the group."""
+    """compressed-tensors with groups of 32. The matrices' sizes are multiples of this group size."""
 
     held = "int4"
     sizes = {"hidden_size": 64, "intermediate_size": 96}
@@ -111,7 +111,7 @@ class ExpertsAlone:
 
 
 SHARED = {"shared_expert_intermediate_size": 64}
-FAMILIES = {  # Base classes, and sizes that must become multiples of the group.
+FAMILIES = {  # Base classes, and sizes that must become multiples of the group size.
     "Qwen3VL": ((qwen3_vl.TestQwen3VL,), {}),
     "Qwen3VLMoe": ((ExpertsAlone, qwen3_vl.TestQwen3VLMoe), {}),
     "Llama": ((llama.TestLlama,), {}),

@@ -20,7 +20,8 @@ class Written:
 
     config: dict
     tensors: dict
-    traits: dict = field(default_factory=dict)  # parameters for `dense` that are not in the file
+    # Parameters for eagle3_dense.py's `dense` that are not in the file.
+    traits: dict = field(default_factory=dict)
 
     def save(self, folder):
         folder.mkdir(exist_ok=True)
@@ -119,7 +120,9 @@ def specforge():
 
 
 def angelslim():
-    """Return a head in AngelSlim's layout, with tie_word_embeddings set despite its own output matrix."""
+    """Return a head in AngelSlim's layout. The config sets tie_word_embeddings, although the head has an
+    output matrix.
+    """
     g = _generator(2)
     config = sizes(
         architectures=["Eagle3LlamaForCausalLM"],
@@ -247,8 +250,8 @@ def qwen3():
 
 
 def deep():
-    """Return a head with two layers and its own output matrix for the whole vocabulary. Fused tensors store
-    q, k and v, and gate and up.
+    """Return a head with two layers and its own output matrix for the whole vocabulary. A fused tensor stores
+    q, k and v, and another fused tensor stores gate and up.
     """
     g = _generator(6)
     config = sizes(architectures=["Eagle3Qwen3vlForCausalLM"], num_hidden_layers=2, num_aux_hidden_states=3)

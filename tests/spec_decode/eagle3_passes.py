@@ -14,7 +14,7 @@ from tests.qwen3_vl.qwen3_vl_reference import PagedRows, ragged_steps
 from tests.spec_decode.eagle3_heads import TARGET
 
 CPU = torch.device("cpu")
-FIRST_LAYER = 2  # the head's first layer in the cache, after the target's
+FIRST_LAYER = 2  # index of the head's first layer in the cache; the target's layers come before
 LENGTHS = (9, 1, 14)
 
 
@@ -95,7 +95,9 @@ def sequences(head, seed=12, lengths=LENGTHS):
 
 
 def run_ragged(head, rows, attention):
-    """Return z and carry of each row, computed in chunks of random length with several rows per step."""
+    """Return each row's z and carry, the results of `head.forward`, computed in chunks of random length with
+    several rows per step.
+    """
     steps = ragged_steps([Sequence(len(tokens)) for _, tokens, _ in rows], np.random.default_rng(13), 5)
     done, got = [0] * len(rows), [[] for _ in rows]
     for step in steps:

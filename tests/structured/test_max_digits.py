@@ -40,7 +40,7 @@ LIMITED = [
     ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"k":' + FULL),
     ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}, '{"x1":' + FULL),
 ]
-# (schema, text); the text has more digits and stays allowed.
+# (schema, text); the text is allowed: its digits exceed MOST, but not in a number that `max_digits` limits.
 UNLIMITED: list[tuple[Any, str]] = [
     ({"type": "string"}, '"' + "7" * 100 + '"'),
     ({"type": "string", "pattern": "^[0-9]{60}$"}, '"' + "7" * 60 + '"'),
@@ -155,7 +155,9 @@ def test_the_notes_name_the_maximum() -> None:
 
 
 def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
-    """No second unnamed key may follow. The engine's Lark refuses the repetition {0,0}."""
+    """No second unnamed key may follow. The grammar cannot express this by the repetition {0,0}, which the
+    engine's Lark refuses.
+    """
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},

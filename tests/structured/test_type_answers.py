@@ -1,4 +1,4 @@
-"""Test many types with random answers that their masks allow: each answer decodes to the type."""
+"""Test many types with random answers that the grammar's masks allow: each answer decodes to the type."""
 
 import collections
 import datetime as dt

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm.version")  # `vllm` alone would find this folder
+pytest.importorskip("vllm.version")  # importorskip("vllm") would import the folder tests/vllm
 
 from mmengine.replay import verify
 from mmengine_shapes import checkpoint_path

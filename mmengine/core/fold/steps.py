@@ -187,8 +187,8 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """Count a failed step with `num_rows` requests against a request. With `isolates_failures` the request
-    becomes a suspect: its later steps have at most half as many rows.
+    """Count a failed step with `num_rows` requests against a request. With `isolates_failures`, the request
+    becomes a suspect. A later step with the request has at most half the failed step's rows.
     """
     if not state.constants.isolates_failures:
         req_state.failures += 1

@@ -1,5 +1,5 @@
-"""Restores a state from a snapshot's body. For an invalid body the functions raise ValueError, KeyError,
-IndexError, TypeError or OverflowError.
+"""Restores a state from a snapshot's body (body.py, Body). For an invalid body the functions raise
+ValueError, KeyError, IndexError, TypeError or OverflowError.
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ def fill(state: State, body: Body) -> None:
 
 
 def fill_around(state: State, body: Body, requests: list[RequestState], waiting: list[RequestState]) -> None:
-    """Fill a new state with these live requests, this waiting queue, and the other values in a body. The
-    state's grammar slots must be restored already.
+    """Fill a new state with the live requests `requests`, the queue `waiting`, and the other values in
+    `body`. The state's grammar slots must be restored already.
     """
     for name in PLAIN:
         setattr(state, name, body.plain[name])
@@ -75,7 +75,8 @@ def _fill_queue(state: State, body: Body, waiting: list[RequestState]) -> None:
             state.tenants.restore_row(req_state)
     state.waiting.extend(waiting)
     state.tenants.restore_waiting(waiting)
-    # Old snapshots without tenants have one queue. `scan_from` is how many waiting requests the step skipped.
+    # Old snapshots without tenants have a single queue. Their `scan_from` counts the waiting requests that
+    # the open step has skipped.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 
@@ -106,7 +107,7 @@ def _fill_adapters(state: State, saved: Adapters | None) -> None:
 
 def request_state_of(state: State, saved: Known, request: Request | None = None) -> RequestState:
     """Return the live request that `saved` describes. The state's grammar slots must be restored already.
-    `request`: if given, `saved.queued` is ignored.
+    `request`: replaces the request in `saved.queued`.
     """
     if request is None:
         request = request_of(state.grammar_slots.whole(saved.queued))

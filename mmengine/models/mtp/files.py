@@ -27,7 +27,7 @@ _DECODER = ("layers.", "norm.")
 @dataclass(frozen=True, slots=True)
 class MtpHead:
     """A checkpoint's MTP head. `decoder`: the head's layer, with the target's sizes. `target_layers`: the
-    target's number of layers. `entries`: the head's tensors and the target's final norm, checked.
+    target's number of layers. `entries`: checked entries for the head's tensors and the target's final norm.
     """
 
     decoder: DecoderConfig

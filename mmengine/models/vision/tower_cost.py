@@ -17,7 +17,7 @@ TRIES = 3  # Number of timed runs; the shortest time counts.
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:
-    """Return the tower's cost, with torch's number of threads."""
+    """Return the tower's cost, measured with torch's current number of threads."""
     c, block = tower.config, tower.blocks[0]
     with torch.inference_mode():
         hidden = torch.randn(PATCHES, c.hidden_size).to(tower.dtype)

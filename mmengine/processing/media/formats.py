@@ -1,6 +1,6 @@
 """Recognises image and video files by their first bytes, and checks the image sizes in these bytes.
 
-Only formats for which a library allocates memory before it reports the size are checked here. The decoder
+A size is checked only for formats whose library allocates memory before reporting the size. The decoder
 handles all other damaged files, in a process with limits on memory and time (`processing/workers`).
 """
 

@@ -183,7 +183,9 @@ def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tup
 
 
 def _frame_times(metadata: object, where: str) -> FrameTimes | None:
-    """Return the metadata of a list of frames. The decoder reports invalid values."""
+    """Return the times in a frame list's metadata. Raises InvalidMedia for values that are not numbers. The
+    decoder reports other invalid values.
+    """
     if not isinstance(metadata, Mapping):
         return None
     fps, indices, total = (metadata.get(name) for name in ("fps", "frames_indices", "total_num_frames"))

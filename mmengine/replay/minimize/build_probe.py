@@ -107,10 +107,12 @@ class BuildProbe:
             most *= 4
 
     def check_first(self, failure: Failure) -> None:
-        """Do nothing: a difference is the only kind of failure."""
+        """Do nothing, because this probe finds only a single kind of failure."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write this build's log to `folder`, and the other's to the neighbouring folder `log_of_other`."""
+        """Write this build's log to `folder`, and the other build's log to the neighbouring folder
+        `log_of_other`.
+        """
         write_log(self._with_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)

@@ -60,9 +60,9 @@ Observed = (
 class Observation:
     """An event that the scheduler observed.
 
-    `step`: the next step when the scheduler saw the event. `landed`: the number of steps whose results had
-    returned at this time. `time_ns`: the time since the log's first record. The event occurred at most
-    `slack_ns` earlier, because the scheduler looks for new events once per step.
+    `step`: the number that the next step had when the scheduler saw the event. `landed`: the number of steps
+    whose results had returned at this time. `time_ns`: the time since the log's first record. The event
+    occurred at most `slack_ns` earlier, because the scheduler looks for new events once per step.
     """
 
     step: int

@@ -12,7 +12,9 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """The drafted tokens before sampling positions in rows with penalties: m pairs (position, token)."""
+    """For rows with penalties: the tokens in the drafts before each sampling position, as m pairs (position,
+    token).
+    """
 
     rows: np.ndarray  # intp [m], the row of each pair
     pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, number of occurrences
@@ -89,7 +91,8 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
-        """Recompute the m logits in `drafted` in place, and count the drafts before each position too.
+        """Recompute the m logits in `drafted` in place, so that penalties also count the drafts before each
+        position.
 
         `before` [m]: these logits before any penalty. `penalties`: as in `penalise`, [3, m, 1].
         """

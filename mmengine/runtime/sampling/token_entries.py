@@ -20,9 +20,9 @@ def token_entries(
     sampled: SampledTokens, batch: SampleRows, token_ids: np.ndarray, places: np.ndarray
 ) -> TokenEntries:
     """Return (row, pairs) for each sampled position with logprobs or a confidence. `places` [p]: each
-    position's row; positions with NO_PLACE are left out. `pairs`: (token id, logprob) for the chosen token,
-    then for the likeliest tokens, if the row has logprobs. The chosen token may appear again. The
-    confidence's pairs follow (token_confidence.py).
+    position's row; positions with NO_PLACE are left out. If the row has logprobs, `pairs` begins with (token
+    id, logprob) for the chosen token, and then for the likeliest tokens. The chosen token may appear again.
+    A confidence's pairs come last (see token_confidence.py).
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

@@ -24,7 +24,7 @@ CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV p
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
 STATE_SHARE = 0.125  # maximum share of free memory for the default number of state slots
-GROWTH = 1.5  # a CPU's encoder cache grows by doubling; during the copy, the old half is in memory twice
+GROWTH = 1.5  # factor: while a CPU's encoder cache doubles, the old buffer (half the size) also exists
 
 
 def resolve(
@@ -34,9 +34,9 @@ def resolve(
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
-    """Return `config` with all zeros replaced. Raises ConfigError for sizes that do not fit. For example,
-    num_blocks follows from the memory, and max_model_len from the model and the pool. A block contains KV for
-    the model and the draft head.
+    """Return `config` with all zeros replaced. For example, num_blocks follows from the memory, and
+    max_model_len from the model and the pool. Raises ConfigError for sizes that do not fit. A block contains
+    KV for the model and the draft head.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -154,7 +154,8 @@ def _measured(
     meter: Meter,
 ) -> Memory:
     """Return the measured memory of a device, with the model's weights already loaded. The draft head's
-    weights, which are loaded later, are added. The encoder cache is not included. Not yet run on a GPU.
+    weights, which are loaded later, are added. The encoder cache is not included. This function was not yet
+    run on a GPU.
     """
     device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
@@ -184,8 +185,8 @@ def _with_cache(
 ) -> tuple[int, Memory]:
     """Return a GPU's encoder cache size in embeddings, and the memory including the cache.
 
-    By default the cache fits the largest item and one step's encoder budget. While a row reads an item in
-    chunks, other items are encoded. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    By default, the cache fits the largest item and a step's encoder budget, because other items are encoded
+    while a row reads the largest item in chunks. Without an encoder (`embed_bytes` 0) no memory is reserved.
     """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:

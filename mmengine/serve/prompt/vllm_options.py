@@ -31,7 +31,7 @@ _REFUSED = {
 _IDLE = {
     "backend": ("auto",),
     "disable_fallback": (True, False),
-}  # accepted without effect, since this engine has no fallback to another grammar backend
+}  # values that are accepted without effect: "auto" is no choice, and there is no fallback to another backend
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 

@@ -35,8 +35,8 @@ class BatchResources(NamedTuple):
     """Objects that all batches share.
 
     `bodies`: limits the bytes of lines that were read but are not yet in the engine. `may_begin`: whether new
-    requests may be submitted. `count_line`: see BatchRunner's `answered`. `turning`: maps a batch id to the
-    lock that is held while the batch's status changes.
+    requests may be submitted. `count_line`: called for each written line, with True for an answer and False
+    for an error. `turning`: maps a batch id to the lock that is held while the batch's status changes.
     """
 
     storage: Storage

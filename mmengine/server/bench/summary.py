@@ -1,4 +1,4 @@
-"""Summarizes a load's results: rates, latencies, and the share of calls within the latency limits."""
+"""Summarizes a load test's results: rates, latencies, and the share of calls within the latency limits."""
 
 import dataclasses
 from collections import Counter
@@ -28,7 +28,7 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """A load's summarized result.
+    """A load test's summarized results.
 
     The fields whose names end in `_ms` map "mean", "p50", "p90" and "p99" to milliseconds. Rates are per
     second. `goodput`: the number of calls per second that are within the limits. `good_share`: the share of

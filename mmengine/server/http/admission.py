@@ -48,7 +48,9 @@ class Admission:
         return self._keys.tenant_of(owner)
 
     def keep_tenants(self, recovered: Iterable[tuple[str, str]]) -> None:
-        """Restore each owner's tenant from the previous process. `recovered`: pairs (log id, tenant)."""
+        """Restore each owner's tenant from the previous process. `recovered`: pairs (request id in the log,
+        tenant).
+        """
         for request_id, tenant in recovered:
             self._keys.keep_tenant(request_id.partition(":")[0], tenant)
 
@@ -167,8 +169,8 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Return a reservation for the body of a call with this owner. A key's only body may exceed the
-        share. `is_alone`: whether the server has a single key, which has no share.
+        """Return a reservation for the body of a call with this owner. If a key has only a single body, this
+        body may exceed the share. `is_alone`: whether the server has a single key, to which no share applies.
         """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 

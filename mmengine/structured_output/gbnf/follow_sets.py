@@ -34,7 +34,7 @@ class _FollowSets:
         self._settle(comparison)
 
     def _settle(self, comparison: LexemeComparison) -> None:
-        # Visiting ten parts costs about as much as comparing two lexemes (a step).
+        # Comparing two lexemes counts as a step. Visiting ten parts costs about as much.
         steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:

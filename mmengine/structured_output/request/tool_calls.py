@@ -41,9 +41,8 @@ MAX_REFERENCES = 32  # Maximum length of a chain of references.
 INPUT = "input"  # Name of a custom tool's only argument, which is a string.
 
 Json = dict[str, Any]
-# The arguments' schema for a custom tool with a Lark grammar. INPUT may have any value here. The xml syntax
-# therefore writes the input as JSON: in plain text, a parameter's end tag inside the input would be
-# ambiguous.
+# The arguments' schema for a custom tool with a Lark grammar. Because INPUT may have any value here, the xml
+# syntax writes the input as JSON. In plain text, a parameter's end tag inside the input would be ambiguous.
 _ANY_INPUT: Json = {
     "type": "object",
     "properties": {INPUT: {}},
@@ -74,8 +73,8 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """The tool calls that an answer may or must contain.
 
     With `choice` "auto", the answer is text with or without calls. `answer` is the normalized schema for an
-    answer without calls; null means free text. `reasoning` has the strings that begin and end reasoning,
-    which may come first.
+    answer without calls; null means free text. `reasoning` has the strings that begin and end reasoning, if
+    reasoning may precede the answer.
     """
 
     format: CallFormat
@@ -120,8 +119,8 @@ def tool_calls(
 ) -> GrammarRequest:
     """Return the GrammarRequest for calls to these tools.
 
-    `form`: the other fields. Raises an InvalidRequest that names the tool's field and, for a schema, the
-    keyword and its JSON pointer.
+    `form`: supplies all fields except `tools`. Raises an InvalidRequest that names the tool's field and, for
+    a schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()

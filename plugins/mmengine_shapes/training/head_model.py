@@ -22,7 +22,7 @@ from mmengine.models.decoder.rotary import Rotary
 class HeadShape:
     """Sizes of the head that differ from the target's."""
 
-    levels: tuple[int, ...]  # Tapped layers; i: the input of the target's layer i.
+    levels: tuple[int, ...]  # Tapped layers. The number i stands for the input of the target's layer i.
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -31,7 +31,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """B conversations, padded to n tokens, with up to R positions each at which drafts begin (`rows`)."""
+    """B conversations, padded to n tokens. In each, drafts begin at up to R positions (`rows`)."""
 
     ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]

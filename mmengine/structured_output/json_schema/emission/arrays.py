@@ -20,11 +20,11 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]
 MAX_ITEMS = 4_096  # Maximum value of minItems.
-MAX_PATHS = 16  # Maximum number of an automaton's paths to write as separate arrays.
+MAX_PATHS = 16  # Maximum number of paths in an automaton whose paths are written as separate arrays.
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Return schemas as alternatives for an array. `part` writes an item's schema."""
+    """Return alternative schemas for an array. `part` writes an item's schema."""
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)

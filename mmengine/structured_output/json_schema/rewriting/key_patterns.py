@@ -45,7 +45,7 @@ class UnnamedKeys(NamedTuple):
     """Keys that an object's schema does not name. `value`: the schema for the keys' values.
 
     The keys match `regex`. If `regex` is None, only the quantifier `times`, such as "*" or "{0,9}", limits
-    the keys.
+    the keys' length.
     """
 
     regex: str | None
