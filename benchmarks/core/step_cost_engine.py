@@ -59,8 +59,8 @@ class _Bare:
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
     """Return each round's time in ns. A round only adds a token to each row, the least work that a step could
-    do in Python. Token counts begin at LENGTH. With integers up to 256, which CPython preallocates, the loop
-    would be a quarter faster.
+    do in Python. Token counts begin at LENGTH, because CPython preallocates integers up to 256. With such
+    small integers, the loop would be a quarter faster.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -74,7 +74,7 @@ def bare_loop(rows: int, rounds: int) -> list[int]:
 
 
 class Instant:
-    """An executor whose tokens are ready at once. `spent_ns`: the executor's own CPU time."""
+    """An executor that runs no model and returns constant tokens. `spent_ns`: the executor's own CPU time."""
 
     needs_plan = True
 
@@ -145,7 +145,7 @@ class Bench:
 
 @contextmanager
 def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
-    """While the block runs, add the time that each phase takes, in ns, to `into`."""
+    """Add each phase's time inside the context, in ns, to `into`."""
 
     def timed(name: str, call: Callable) -> Callable:
         def run(*args: Any) -> Any:
@@ -173,8 +173,8 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
 
 def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:
-    """Run 2 * `count` steps and return {phase: each step's time in ns}. Phases are timed in every second
-    step. The other steps give "whole", so that the phases' clocks add no time to "whole".
+    """Run 2 * `count` steps and return {phase: each step's time in ns}. Every second step is timed by phase.
+    The other steps are timed as a whole ("whole"), because the phases' clocks cost time.
     """
     times: dict[str, list[int]] = defaultdict(list)
     for number in range(count):
@@ -329,7 +329,7 @@ def _resident_mib() -> float:
 
 
 def trace(path: Path, folder: Path) -> str:
-    """Return a sentence with the engine's CPU time for a trace's first 2,000 requests, in 256 rows. All
+    """Run a trace's first 2,000 requests in 256 rows, and return a sentence with the engine's CPU time. All
     requests are submitted before the first step.
     """
     requests = read_servegen(path, 2000).requests

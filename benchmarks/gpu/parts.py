@@ -1,7 +1,7 @@
 """Parts of the GPU check: describe the device, and test correctness.
 
-Each part runs in its own process. speed_parts.py and transformers_parts.py measure speed. Not yet run on a
-GPU.
+Each part runs in its own process. speed_parts.py and transformers_parts.py measure speed. No part has run on
+a GPU yet.
 """
 
 import importlib.util
@@ -61,9 +61,9 @@ def device(tell: PartReporter) -> None:
 
 
 def compiling(dry: bool) -> dict[str, Work]:
-    """Return the parts that compile FlashInfer's kernels, keyed by name; empty without FlashInfer.
+    """Return {name: part} for the parts that compile FlashInfer's kernels.
 
-    These parts can run in parallel.
+    These parts can run in parallel. The dict is empty in a dry run and without FlashInfer.
     """
     if dry or flashinfer_capability.package_problem() is not None:
         return {}

@@ -39,7 +39,7 @@ Mode = Literal["strict", "tail", "salvage"]
 @dataclass(slots=True)
 class Cut:
     """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: number of missing records,
-    starting with record `first_lost`; 0 if no record follows that would show the number.
+    starting with record `first_lost`; 0 if no later record shows the number.
     """
 
     path: Path
@@ -200,8 +200,8 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     if check is not None:
         check(walk)
     header = walk.scan.header
-    # The next segment's temporary path. The footer may announce a segment that a killed writer did not
-    # rename.
+    # The next segment's temporary path. A killed writer may have announced this segment in the footer, but
+    # not yet renamed the file.
     begun = part_of(folder, recovery.next_sequence)
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)

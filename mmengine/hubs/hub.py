@@ -33,7 +33,7 @@ class Hub(Protocol):
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
-        """Return the files in the model's top folder by name. The names are not trusted.
+        """Return the files in the model's top folder by name. The hub's names may be unsafe as paths.
 
         `folders`: also return the files in subfolders, by their path with "/".
         """

@@ -96,8 +96,9 @@ def _file_name(isa: str, facts: list[object]) -> str:
 def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
     """Ensure that the library `name` exists in `folder` with a matching digest.
 
-    If the library is missing, calls `compile_to(compiler, path)`, in a single process at a time. A compiler
-    that failed with these sources is not tried again for a day. Raises NativeKernelsError.
+    If the library is missing, calls `compile_to(compiler, path)`. A lock prevents simultaneous compilation in
+    several processes. A compiler that failed with these sources is not tried again for a day. Raises
+    NativeKernelsError.
     """
     if _has_valid_digest(folder, name):
         return

@@ -27,8 +27,8 @@ class Proposed(NamedTuple):
 
 
 def within_vocabulary(token_ids: np.ndarray, counts: np.ndarray, vocab_size: int) -> Proposed:
-    """Cut each row's drafts before the first token that has no logit. A prompt has such tokens if the logits
-    do not cover the placeholders of media. For the arguments, see Proposed.
+    """Cut each row's drafts before the first token that has no logit. A prompt has such tokens if the model
+    has no logits for media placeholders. For the arguments, see Proposed.
     """
     if not len(token_ids) or token_ids.max() < vocab_size:
         return Proposed(token_ids, counts)
@@ -41,8 +41,8 @@ def within_vocabulary(token_ids: np.ndarray, counts: np.ndarray, vocab_size: int
 
 
 class Drafter(Protocol):
-    """Proposes drafts. A class with an attribute `copies_text` that is true copies tokens of prompts; tokens
-    without logits are then removed from its drafts.
+    """Proposes drafts. A class that copies prompt tokens sets the attribute `copies_text` to True. Its drafts
+    are then cut before tokens without logits.
     """
 
     name: str

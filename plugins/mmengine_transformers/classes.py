@@ -23,11 +23,11 @@ CROSS_ATTENTION = (
     *("is_encoder_decoder", "add_cross_attention", "cross_attention_layers"),
     "cross_layer_interval",  # Idefics 1.
 )
-# Model types whose attention masks depend on media, and that have rules in `media_rules`.
+# Model types whose attention masks depend on media in ways that media/rules.py describes.
 KNOWN_MASKS = frozenset(["gemma3", "gemma4", "molmo2", "paligemma"])
-# Arguments of attention masks that depend on media.
+# Arguments of a mask function, if the masks depend on media.
 _KINDS = frozenset(["mm_token_type_ids", "token_type_ids", "block_sequence_ids"])
-TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # Types of vision configs.
+TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # The vision config's model_type for timm towers.
 MAX_CONFIG_NODES = 100_000
 
 
@@ -165,8 +165,8 @@ def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def rotary_limit(config: PreTrainedConfig) -> int:
-    """Return the maximum length of a batch's longest row at which the rotary factors do not change. Returns 0
-    without a maximum, and -1 if the config lacks the number.
+    """Return the row length up to which the rotary factors are fixed. A longer row changes the factors for
+    its whole batch. Returns 0 if the factors never change, and -1 if the config lacks the length.
     """
     limits = []
     for each in rotary_kinds(config):

@@ -1,4 +1,4 @@
-"""Converts the entries recorded in many steps to events, and hashes all token ids in a single batch."""
+"""Converts the entries recorded in many steps to events, and hashes their token ids together."""
 
 from collections.abc import Iterator
 

@@ -9,7 +9,7 @@ from mmengine_vllm.recording import Recording, begin
 from mmengine_vllm.vllm_object import VllmObject
 
 if TYPE_CHECKING:
-    Base = VllmObject  # a scheduler, which has all methods below
+    Base = VllmObject  # stands for a scheduler, so that type checkers find the methods
 else:
     Base = object
 

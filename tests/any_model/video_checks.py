@@ -1,4 +1,6 @@
-"""Video tests for every hosted model: a base class of HostedContract."""
+"""Video tests for every model that runs on transformers' modules. VideoChecks is a base class of
+HostedContract.
+"""
 
 from dataclasses import replace
 
@@ -36,8 +38,8 @@ LONG, LONG_FPS = clip(6, 20, (32, 48)), 4.0
 
 
 def told(*parts):
-    """Return a conversation with one user message. A part is a text, an image, or a clip. No frames are
-    dropped.
+    """Return a conversation with one user message. A part is a text, an image, or a clip. All frames in a
+    clip are used.
     """
     return [{"role": "user", "content": [_part(part) for part in parts]}]
 
@@ -171,7 +173,7 @@ class VideoChecks:
 
 def mixed_logits(reference, inputs):
     """Return the logits [1, n, vocab] for a prompt with images and videos. The model's own forward fails for
-    both at once, so the function calls the model's submodules.
+    a prompt with both, so this function calls the model's submodules.
     """
     core, kinds = reference.model, inputs["mm_token_type_ids"]
     embeds = core.get_input_embeddings()(inputs["input_ids"])

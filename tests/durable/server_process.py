@@ -26,7 +26,7 @@ SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # small: each round begins a segment and
 
 
 def begin(folder, engine):
-    """Prepare the engine's process. Call it first in this process."""
+    """Prepare the engine's process. No other function may run earlier in the engine's process."""
     from tests.durable import full_disk
     from tests.durable.faults import Faults
 
@@ -159,7 +159,7 @@ def main():
     if supervisor.is_supervised():
         begin(Path(folder), engine)
     elif engine == "echo":
-        import mmengine.server.chat.media_fetch  # noqa: F401  (so that each fork has them)
+        import mmengine.server.chat.media_fetch  # noqa: F401  (so that each fork has the module)
         import tests.serve.serve_fakes  # noqa: F401
 
         supervisor.COMMAND = ("forked", folder, engine)

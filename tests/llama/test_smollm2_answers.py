@@ -45,8 +45,8 @@ def few(tmp_path_factory):
 class Judged(NamedTuple):
     """A comparison of answers with transformers' log-probabilities.
 
-    `parted`: the first token in each answer that is not the likeliest, as (prompt number, token index,
-    log-probability lost). `difference`: the largest difference between the engine's and transformers'
+    `parted`: where each answer first deviates from transformers' likeliest token, as (prompt number, token
+    index, log-probability lost). `difference`: the largest difference between the engine's and transformers'
     log-probabilities.
     """
 

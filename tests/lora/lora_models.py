@@ -42,8 +42,8 @@ def make_model(folder):
 
 
 def make_adapter(model, folder, seed=0, **kind):
-    """Write an adapter to `folder` and return the adapted model. Its method `unload` returns `model` without
-    the adapter.
+    """Write an adapter to `folder` and return the adapted model. The adapted model's method `unload` returns
+    `model` without the adapter.
     """
     config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
     adapted = get_peft_model(model, config).eval()
@@ -72,8 +72,7 @@ def answers_of(model, folder):
 
 def make_all(folder):
     """Write the model and all adapters. Return the model's folder, the adapters' folders by name, and
-    transformers' tokens by adapter name ("":
-    without an adapter).
+    transformers' tokens by adapter name ("" for no adapter).
     """
     model_folder = folder / "model"
     model_folder.mkdir()

@@ -1,4 +1,6 @@
-"""Creates video files that are expensive to open. Each function returns about `size` bytes."""
+"""Creates video files that are expensive to open. Each function in HOSTILE returns at most about `size`
+bytes.
+"""
 
 import io
 import struct
@@ -26,7 +28,7 @@ def box(name, *parts):
 
 
 def replaced(data, path, make):
-    """Return an MP4 with the body of the box at `path` replaced by `make(body)`, and with the old offsets."""
+    """Return an MP4 in which `make(body)` replaces the body in the box at `path`. Offsets stay unchanged."""
     name, rest = path[0], path[1:]
     made, place = b"", 0
     while place < len(data):

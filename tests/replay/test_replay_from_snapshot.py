@@ -22,7 +22,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first
 
-# The filter makes the reader read the whole log.
+# A filter in `wanted` makes `read_resume_state` read the whole log.
 ALL = Resume(wanted=lambda name: False)
 
 
@@ -124,7 +124,9 @@ def damage(folder, number):
 
 
 def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
-    """Salvage uses a snapshot and the records after the damage, if no request needs an earlier answer."""
+    """Salvage uses a snapshot and the records after the damage, if no request needs an answer from before the
+    damage.
+    """
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):
         folder = shutil.copytree(run[0], tmp_path / f"log-{number}")

@@ -24,7 +24,7 @@ WORK = (
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]:
-    """Return the threads that ran each function in WORK, by its name."""
+    """Return the threads that ran each function in WORK, by the function's name."""
     found: dict[str, set[threading.Thread]] = {name: set() for _, name in WORK}
 
     def recorded(name: str, known: Any) -> Any:

@@ -10,8 +10,8 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Replaces the step times that `executor` reports. Every `turn` steps the cost changes: drafts take no
-    time, or each draft takes as long as a whole step.
+    """Replaces the step times that `executor` reports. Every `turn` steps, a draft's cost alternates between
+    nothing and the time for a whole step.
     """
 
     def __init__(self, executor, turn=25):

@@ -136,7 +136,7 @@ def test_names_of_tensors(stored, canonical):
         (None, {FIELD: None}, 12, (2, 6, 9)),
         ([2, 6, 9], None, 12, (2, 6, 9)),  # ids for layer inputs (vLLM, speculators)
         ([1, 5, 8], None, 12, (1, 5, 8)),
-        ([2, 4, 6], None, 6, (2, 4, 6)),  # the last is the input of the final norm
+        ([2, 4, 6], None, 6, (2, 4, 6)),  # id 6 selects the final norm's input
         (None, {FIELD: [1, 5, 8]}, 12, (2, 6, 9)),  # ids for layer outputs
         (None, {FIELD: [1, 13, 24]}, 28, (2, 14, 25)),
         (None, {FIELD: [2, 6, 9]}, 12, (2, 6, 9)),

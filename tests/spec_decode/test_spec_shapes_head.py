@@ -148,8 +148,8 @@ def test_an_engine_takes_the_simulated_passes(trained, samples, task):
 
 
 def test_passes_are_counted_as_in_an_engine():
-    # Token 0 comes with the prompt. Tokens 1 to 4 are accepted drafts after token 0, and the target samples
-    # token 5.
+    # The prompt's pass samples token 0. Tokens 1 to 4 are accepted drafts after token 0, and the target
+    # samples token 5.
     assert passes_of([4, 9, 9, 9, 9, 0, 2, 9], num_answer=9) == [5, 1, 2]
     assert passes_of([0], num_answer=2) == [1]
     assert passes_of([0], num_answer=1) == []

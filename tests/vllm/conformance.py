@@ -60,7 +60,7 @@ SETTINGS = {
     "async, hybrid groups": {"window": 64, "num_blocks": 60, "overlaps": True},
     "async, hybrid groups, drafts": {"window": (20, 0, 64), "num_blocks": 90, "overlaps": True, "drafts": 3},
 }
-ENCODER = 64  # The encoder's budget for a step and its cache size, in embeddings.
+ENCODER = 64  # Both the encoder's budget per step and the encoder cache's size, in embeddings.
 COLUMNS = ("setting", "workloads", "calls", "requests", "preempted", "rules", "vllm")
 FORMAT = "{:<28}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
 

@@ -16,7 +16,7 @@ SPECIAL = {
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
 }
-POOLED = 4  # Default patches per side of a square; each square is pooled to an embedding.
+POOLED = 4  # Default side length of a square, in patches. Each square is pooled to an embedding.
 # In transformers, the name of the projector's matrix does not end with ".weight".
 _MATRIX = {"mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight"}
 _NORM = "mm.soft_emb_norm"

@@ -13,7 +13,7 @@ from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 WINDOW_SIZE, TOKENS_PER_SECOND = 112, 2  # Constants of Qwen2.5-VL's config.json.
-_PATTERN = "n_wa_pattern"  # n: layers n - 1, 2n - 1, ... have full attention.
+_PATTERN = "n_wa_pattern"  # If the value is n, layers n - 1, 2n - 1, ... have full attention.
 _MATRIX = "v.blk.0.ffn_up.weight"
 _PARTS = {  # GGUF name -> transformers name in a layer, without the MLP, which differs between the families.
     "attn_qkv": "attn.qkv",
@@ -86,7 +86,8 @@ class Qwen2VLProjector(QwenProjector):
     def _vision_config(self) -> Json:
         tower = self.tower_config()
         hidden = self.fields().integer("embedding_length", 1, MAX_SIZE)
-        # The converter writes a wrong MLP size, the text model's hidden size, so the matrix decides.
+        # As the MLP size, the converter writes the text model's hidden size. Only the matrix has the true
+        # size.
         self.check_tensors(_MATRIX)
         size = max(self.container.tensors[_MATRIX].shape)
         if size % hidden:

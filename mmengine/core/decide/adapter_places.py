@@ -4,10 +4,9 @@ At most `max_loras` adapters run at the same time. Each running adapter occupies
 passed over if its adapter gets no place or exceeds `lora_bytes`. Later requests may then start first.
 
 The next free place is reserved for the first passed-over request, so that the request does not wait forever.
-The running adapter with the least recent admission is the leaving adapter. The leaving adapter's requests
-end, and most new requests with this adapter must wait. Requests that arrived at most `max_num_seqs` requests
-after the first passed-over request need not wait. Otherwise adapters would replace each other after every
-request.
+The running adapter with the least recent admission is the leaving adapter. The leaving adapter's running
+requests finish. Later requests with this adapter must wait, except the first `max_num_seqs` arrivals after
+the first passed-over request. Without this exception, adapters would replace each other after every request.
 
 Under vLLM's rules, no place is reserved.
 """

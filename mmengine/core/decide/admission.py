@@ -233,7 +233,9 @@ def blocks_for(view: View, num_tokens: int) -> int:
 
 
 def blocks_held(view: View, start: Start, length: int) -> int:
-    """Return how many blocks, in all groups, a row holds after `start` and `length` more tokens."""
+    """Return how many blocks, in all groups, a row holds if it begins with `start` and computes `length`
+    tokens.
+    """
     count = blocks_for(view, start.num_computed + length)
     if view.num_groups == 1:
         return count - num_skipped(view.config, start.num_computed)

@@ -174,7 +174,8 @@ def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
     """Return `wanted`, with chunks shortened to end before embeddings that exceed the encoder's limits.
-    Chunks never split an atomic run. `media`: indices into `rows` whose chunks reach embeddings.
+    Chunks never split a run if the setting `atomic_runs` is on. `media`: indices into `rows`, for rows whose
+    chunks reach embeddings.
     """
     wanted = wanted.copy()
     for place in media.tolist():

@@ -10,12 +10,12 @@ from mmengine.ragged import counting
 
 
 def release_before_window(state: State, flight: Flight) -> None:
-    """Release the blocks of the step's rows that no later query reads. Call this function after the step's
+    """Release the blocks that no later query in the step's rows reads. Call this function after the step's
     tokens are applied and rejected drafts are removed.
     """
     rows, table = flight.rows, state.block_table
     computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at this token
+    if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
         computed = np.minimum(computed, flight.num_computed)
     needed = first_needed(state.config, computed)
     if not needed.any():

@@ -1,9 +1,9 @@
 """Allocates and finds the KV blocks of several block groups by vLLM's rules.
 
 When a row's next chunk is scheduled, the row first frees the blocks before its windows, then gets new blocks.
-Tokens in flight do not count as computed for this purpose. A window group's block is found by a hash over all
-tokens up to the block's end, even without a block in the first group. If several blocks have the hash, the
-block that was recorded first is used.
+Tokens in flight do not count as computed when the row frees blocks. A window group's block is found by a hash
+over all tokens up to the block's end, even if the first group has no block with these tokens. If several
+blocks have the hash, the block that was recorded first is used.
 """
 
 from collections.abc import Mapping, Sequence

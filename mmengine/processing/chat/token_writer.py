@@ -24,8 +24,8 @@ Piece = str | int | Run  # Text, the id of a special token, or placeholders.
 class TokenWriter:
     """Collects the token ids of a prompt. Text between two special tokens is tokenized as a whole.
 
-    `limit`: maximum number of ids. `check_length`: called with a lower bound on the prompt's length if the
-    prompt is too long, and must raise.
+    `limit`: maximum number of ids. `check_length`: a function that raises the error for a prompt that is too
+    long. Its argument is a lower bound on the prompt's length.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:

@@ -67,7 +67,7 @@ def _is_plain(state: State, event: ev.Scheduled) -> bool:
 
 
 def _has_plain_blocks(state: State, rows: np.ndarray, new_blocks: bytes) -> bool:
-    """Return whether `new_blocks` are free, and are exactly the blocks for a token in each row."""
+    """Return whether `new_blocks` are free, and as many as the rows need to compute a token each."""
     short, further = further_blocks(state, state.config, rows, 1)
     if not new_blocks or state.num_groups > 1:
         return not new_blocks and not len(short)

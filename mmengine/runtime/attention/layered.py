@@ -59,7 +59,7 @@ class LayeredAttention:
 
 
 def masked_features(spec: ModelSpec) -> dict[str, int]:
-    """Return feature name -> layer count, for features that only torch and the CPU kernels support."""
+    """Return feature name -> layer count, for features beyond plain causal attention."""
     features = {
         "windows": [layer.window > 0 for layer in spec.attention],
         "chunks": [layer.chunk > 0 for layer in spec.attention],
@@ -87,7 +87,7 @@ def check_spec(spec: ModelSpec, name: str) -> None:
 
 
 def log_features(spec: ModelSpec) -> None:
-    """Log which layers are computed by torch."""
+    """Log how many layers torch computes, by feature."""
     counts = {name: f"{count} layers" for name, count in masked_features(spec).items()}
     if not counts:
         return

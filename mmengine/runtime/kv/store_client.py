@@ -1,11 +1,11 @@
 """Reads and writes KV blocks and encoder outputs in a block store, in a reader thread and a writer thread.
 
-    computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
-    fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
+    computed:  blocks ──gather──► rows in host memory ──writer──► values with headers in the store
+    fetched:   store ──reader──► checked rows in host memory ──a step's plan──► blocks
 
 In this file, a row is a block's KV in all layers. The engine's loop never waits for the store. If the store
 is slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, requests do not ask the store. A
-value is used only if its seal, a checksum, is valid (block_store/sealed.py).
+value is used only if its header's checksum is valid (block_store/sealed.py).
 """
 
 import hashlib
@@ -222,8 +222,9 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before this thread read the features. A new request with the same id loses
-            # nothing, because this thread has not read its features yet.
+            # If `forget` ran before this thread read the features, they must be forgotten again. A new
+            # request with the same id loses nothing, because this thread reads the new request's features
+            # later.
             self._features.forget(name)
 
     def _fetch_items(

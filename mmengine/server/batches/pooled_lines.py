@@ -31,7 +31,7 @@ class PooledLines(NamedTuple):
     async def read(
         self, endpoint: str, body: bytes, name: str, owner: str, parser: Executor
     ) -> PooledRequest:
-        """Parse the body of a line on `parser`. Raises ApiError."""
+        """Parse a line's body in the executor `parser`. Raises ApiError."""
         options = Options(
             sampling=PREFILL,
             cache_salt=self.admission.salt_of(owner),

@@ -39,14 +39,14 @@ _SAME = (
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """Call data that the log stores with the request, so that the answer can be rendered from the log.
 
-    `owner`: see ApiKeys.owner_of. A request's id in the log begins with the owner. New versions may only add
-    fields with a default, because older logs must stay readable.
+    `owner`: the beginning of the API key's digest. A request's id in the log begins with the owner. New
+    versions may only add fields with a default, because older logs must stay readable.
     """
 
     api: str
     created: int  # Unix time in seconds.
     model: str  # The served name in the call.
-    owner: str = ""  # The owner of the API key.
+    owner: str = ""  # "" without API keys.
     key: str = ""  # The Idempotency-Key.
     digest: bytes = b""  # Digest of the route and the body; identifies a repeated call.
     is_stream: bool = False
@@ -118,7 +118,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
     @property
     def needs_media(self) -> bool:
-        """Whether `RequestMedia.fill` has media to read."""
+        """Whether bytes for the prompts or the boxes must still be read."""
         return bool(self.uploads) or self.box_planner is not None
 
 
@@ -268,9 +268,8 @@ def build_request(
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
     """Decode the values of an object, and omit nulls.
 
-    The field named by `schema` stays encoded if its value is a large object, and so does the field "schema"
-    within the object named by `held`. Decoding 1 MB of small objects would hold the interpreter lock for 10
-    ms.
+    A large object stays encoded in the field named by `schema`, and in the field "schema" within the object
+    named by `held`. Decoding 1 MB of small objects would hold the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():

@@ -1,5 +1,5 @@
-"""The exception for errors that clients receive, and functions that create these errors. The body has
-OpenAI's format: {"error": {"message", "type", "param", "code"}}.
+"""The exception for errors that clients receive, and functions that create these errors. An error response
+has OpenAI's format: {"error": {"message", "type", "param", "code"}}.
 """
 
 import re

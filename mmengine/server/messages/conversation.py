@@ -215,7 +215,7 @@ class Conversation:
         self, where: FieldPath, given: object, kinds: tuple[str, ...]
     ) -> list[tuple[FieldPath, Json]]:
         """Return the blocks with their paths. `kinds`: the allowed block types. A lenient server ignores
-        records of tools that Anthropic's server ran. Raises ApiError.
+        blocks that record tool calls on Anthropic's server. Raises ApiError.
         """
         if not isinstance(given, list):
             text = f"{FIELD} must be a text or a list of blocks, not {shown(given)}"

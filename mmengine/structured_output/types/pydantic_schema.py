@@ -18,7 +18,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
-# Marks schemas for bytes. `types` distinguishes bytes from base64 text by this mark.
+# Marks schemas for bytes, which otherwise look like schemas for base64 text.
 _OF_BYTES = {"contentMediaType": "application/octet-stream"}
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
 MAX_DECIMAL_DIGITS = 15  # A float represents this many decimal digits exactly.

@@ -31,12 +31,14 @@ def grid_positions(model: Any) -> "GridPositions | None":
 
 
 class GridPositions:
-    """The rotary positions for a model with `get_rope_index`. `num_rows`: number of rows that the model's
+    """The rotary positions for a model with `get_rope_index`. `num_rows`: number of position rows that the
     decoder takes.
     """
 
     def __init__(self, core: Any) -> None:
-        """`core`: the module with `get_rope_index`. Raises ModelError for more than four rows."""
+        """`core`: the module with `get_rope_index`. Raises ModelError unless the model has 3 or 4 rows of
+        positions.
+        """
         self._index = core.get_rope_index
         self._taken = inspect.signature(self._index).parameters
         self._image = image_token_id(core.config)

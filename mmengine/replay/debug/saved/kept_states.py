@@ -113,9 +113,9 @@ class KeptStates:
     def load(
         self, marks: Marks, records: Callable[[Mark], Iterator[Record]]
     ) -> tuple[dict[str, list[int]], int]:
-        """Add the kept marks to `marks`. Return the arrivals, and the position up to which the log was read.
-        Without a valid file, return ({}, the last mark's position). `records`: returns the log's records from
-        a mark on.
+        """Add the kept marks to `marks`. Return the arrivals (request id -> positions), and the position up
+        to which the log was read. Without a valid file, return ({}, the last mark's position). `records`: a
+        function that returns the log's records from a mark on.
         """
         nothing: tuple[dict[str, list[int]], int] = {}, marks.last.position
         try:

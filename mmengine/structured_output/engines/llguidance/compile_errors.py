@@ -1,4 +1,4 @@
-"""Finds and rewrites llguidance's errors for a grammar before the model runs."""
+"""Before the model runs, finds llguidance's errors for a grammar and rewrites them."""
 
 import msgspec
 import numpy as np
