@@ -48,8 +48,8 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def uniform_window(self) -> int:
-        """Return the window of the only block group, or 0 if a group has no window. vLLM's rules have no
-        such group.
+        """Return the window that all layers share, or 0. With vLLM's rules (`compat`), the result is always
+        0.
         """
         return self.block_groups[0].window if len(self.block_groups) == 1 and not self.compat else 0
 

@@ -86,7 +86,7 @@ class Worker:
         theirs.close()
 
     def end(self, *, is_cut_off: bool = False) -> int:
-        """Wait until the process ends, and return its exit code. `is_cut_off`: terminate it before."""
+        """Wait until the process ends, and return its exit code. `is_cut_off`: terminate it first."""
         if is_cut_off:
             self._process.terminate()
         self._process.join()
@@ -100,7 +100,7 @@ class Pool:
     def __init__(self, session):
         self._session, self._queue, self._started = session, queue_of(session.items), 0
         self._workers: dict[Connection, Worker] = {}
-        session.config._tmp_path_factory.getbasetemp()  # Workers make folders inside this one.
+        session.config._tmp_path_factory.getbasetemp()  # Creates the parent of the workers' folders.
 
     def run(self, count: int) -> None:
         try:
@@ -201,7 +201,8 @@ class Reporter:
 
     def __init__(self, config, pipe: Connection):
         self._config, self._pipe, self._is_registered = config, pipe, False
-        config.pluginmanager.register(self)  # pytest repeats the parent's warnings for every new plugin.
+        # pytest repeats the parent's warnings for each new plugin. These repetitions are not sent.
+        config.pluginmanager.register(self)
         self._is_registered = True
 
     def pytest_runtest_logreport(self, report):

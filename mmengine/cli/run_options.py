@@ -20,7 +20,7 @@ SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "M
 
 
 def read_schema(path: Path) -> bytes:
-    """Return the file's JSON schema as bytes, so that later checks see repeated keys.
+    """Return the file's JSON schema as bytes. A decoded schema would hide repeated keys from later checks.
 
     Raises InvalidRequest.
     """

@@ -19,8 +19,8 @@ MISSING, UNCLOSED = "end", "unclosed"  # values of `LogEnd.kind`
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How a log ends. `kind`: a key in fsck's KINDS, or "" if nothing is missing. `text`: a clause for error
-    messages.
+    """How a log ends. `kind`: a key in KINDS (events/fsck.py), or "" if nothing is missing. `text`: a clause
+    for error messages.
     """
 
     kind: str
@@ -44,9 +44,9 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog if segments after the last segment are missing. The missing records were acknowledged,
-    so the log must not be continued without them. `walk`: a walk over the last segment. The caller holds the
-    log's lock.
+    """Raise CorruptLog if segments after the last existing segment are missing. The missing records were
+    acknowledged, so the log must not be continued without them. `walk`: a walk over the last segment. The
+    caller holds the log's lock.
     """
     if not walk.path.stat().st_size:  # examine the last segment that is not empty
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]

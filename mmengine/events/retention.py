@@ -154,10 +154,9 @@ class FullSegments:
         return bool(self._packs and (self._new or self._to_pack))
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
-        """Delete segments that exceed the retention limits. `needed_from`: the first record of the oldest
-        undelivered
-        request, which must not be deleted. `open_bytes`: the current segment's size. Raises OSError,
-        LogError.
+        """Delete segments that exceed the retention limits. `needed_from`: the number of the oldest
+        undelivered request's first record. This record and all later records must stay. `open_bytes`: the
+        current segment's size. Raises OSError, LogError.
         """
         self._take_in()
         gone: list[_Full] = []

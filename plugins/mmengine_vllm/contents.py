@@ -1,8 +1,8 @@
 """Converts token ids to the ids in a log: pseudo ids, or the token ids themselves.
 
-A pseudo id is 31 bits of a keyed hash over a request's tokens up to this token. Two requests with a common
-prefix therefore have equal pseudo ids in the prefix, and a replay can derive prefix hits. The key is random
-and never written, so a log does not reveal tokens.
+A token's pseudo id is 31 bits of a keyed hash. The hash covers the request's tokens up to and including this
+token. Two requests with a common prefix therefore have equal pseudo ids in the prefix, and a replay can
+derive prefix hits. The key is random and never written, so a log does not reveal tokens.
 """
 
 import hashlib

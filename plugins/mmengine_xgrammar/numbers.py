@@ -1,7 +1,8 @@
 """Writes number ranges and multiples as EBNF: an automaton over digits, with a rule per state.
 
-A state consists of the remaining integer digits or the written decimal places, the remainder modulo the
-multiple, and two flags: whether the digits so far equal the lower or the upper bound's digits.
+A state has a position, a remainder modulo the multiple, and two flags. The position is the number of
+remaining integer digits, or of written decimal places. The flags say whether the digits so far equal the
+lower and the upper bound's digits.
 """
 
 from collections.abc import Callable

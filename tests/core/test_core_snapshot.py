@@ -1,5 +1,5 @@
-"""Tests that a snapshot restores the state after any event, and that later events then give the same
-states.
+"""Tests that a snapshot restores the state after any event. Later events lead to the same states as without a
+snapshot.
 """
 
 import random
@@ -29,7 +29,7 @@ PARTS = {
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # derived from the requests
-    *("stale", "stopped"),  # Only recorded logs' states have these fields. Such states are never saved.
+    *("stale", "stopped"),  # Only states of recorded logs use these fields. Such states are never saved.
     *("states", "step_kept", "adapters", "sessions", "num_prefills", "tenants"),
     *(
         *("has_drafts", "verifies"),  # derived from the columns

@@ -28,7 +28,9 @@ ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
 class Round(NamedTuple):
-    """A round's result. `calls`: each call's report from clients.py. `kills`: the monotonic kill times."""
+    """A round's result. `calls`: each call's report from clients.py. `kills`: the kill times
+    (time.monotonic).
+    """
 
     name: str
     calls: dict
@@ -112,7 +114,7 @@ class Matrix:
             time.sleep(0.002)
 
     def round(self, disturb=None):
-        """Run fifty calls, call `disturb` once they are open, and check their results."""
+        """Run fifty calls, call `disturb` when all are sent, and check their results."""
         name = f"round{len(self.rounds)}"
         self._clients.stdin.write(name + "\n")
         self._clients.stdin.flush()

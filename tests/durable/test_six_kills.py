@@ -1,5 +1,5 @@
-"""The short version of `make soak-durable`: fifty open calls of all kinds, and a server that is killed six
-times.
+"""The short version of `make soak-durable`: fifty concurrent calls of all kinds, and a server that is killed
+six times.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Tests of the Triton attention kernels, on a GPU or in Triton's interpreter.
 
-The results equal dense attention. A token's bits do not depend on the division into steps.
+The results equal dense attention. A token's result is bit-identical for every division into steps.
 """
 
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["
 
 @contextmanager
 def short_spans():
-    """Use spans with few keys, so that short rows have several."""
+    """Use spans with few keys, so that even short rows have several spans."""
     from mmengine.gpu import attention_kernels, attention_tiles
 
     with pytest.MonkeyPatch.context() as patch:
@@ -35,8 +35,8 @@ def short_spans():
 
 
 def make(spec, kv, programs=2, **options):
-    """Build a backend without its trial run. If there are more `programs` than tiles, one program computes
-    each span.
+    """Build a backend without its trial run. If there are more `programs` than tiles, each span has its own
+    program.
     """
     backend = TritonPagedAttention(spec, kv, **({"kernels": load()} | options))
     backend._programs = programs

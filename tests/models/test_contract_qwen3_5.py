@@ -9,7 +9,7 @@ from tests.qwen3_5.tiny import make_text, make_whole
 
 # On a row's first tokens, a delta net's head outputs (q'k) beta v, and the norm then keeps only the sign of
 # q'k. If q'k is near 0, bfloat16 rounding can flip the sign. On this model, transformers in bfloat16 differs
-# by 80 steps from transformers in float32.
+# by 80 bfloat16 steps from transformers in float32.
 NEAR_STEPS = 32
 
 

@@ -30,7 +30,7 @@ LAYERS = {
 SHAPES = {"grouped": (6, 2, 40), "one head": (3, 1, 64), "wide": (2, 2, 264)}
 # (tokens of the step, tokens after the step): a decode row, chunks, and a chunk in a later block of keys
 ROWS = ((1, 700), (1, 65), (150, 720), (7, 1040), (33, 33), (1, 1100))
-LIMIT = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # torch computes in float32
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # larger for bfloat16, because torch computes in float32
 
 
 @pytest.fixture(scope="module", params=isas())

@@ -1,5 +1,5 @@
-"""Tests videos with the hybrid family. Greedy tokens equal those of transformers if a prompt is prefilled at
-once, in chunks, or from states that were cached inside or after a video.
+"""Tests videos with the hybrid family. Greedy tokens equal transformers' tokens. The prompt is prefilled in a
+single step, in chunks, or from states that were cached inside or after a video.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""Tests the debugger's HTML page for small logs. Its commands print the same as the terminal's, and texts
-from a log are escaped.
+"""Tests the debugger's HTML page for small logs. A command prints the same text in the page as in the
+terminal. Texts from a log are escaped.
 """
 
 import base64

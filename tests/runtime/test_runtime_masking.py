@@ -1,4 +1,4 @@
-"""Tests of masks in the sampler: with all options, sampling with a mask equals sampling from logits with
+"""Tests masks in the sampler. For each sampling option, sampling with a mask equals sampling from logits with
 -inf.
 """
 

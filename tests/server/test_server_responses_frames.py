@@ -1,6 +1,6 @@
 """Tests the stream events of the Responses API. Their bytes depend only on the tokens, the id and the
-envelope (the call's parameters), not on the tokens' batches or the process. The events add up to the
-non-streamed response.
+envelope (the call's parameters), not on the process or on how many tokens arrive together. The events add up
+to the non-streamed response.
 """
 
 import json
@@ -59,7 +59,7 @@ def answers(draw):
 
 
 def news(data, form, cuts, logprobs, *, is_cut=False):
-    """Yield (delta, finish reason, stop) for a choice whose tokens arrive in batches that end at `cuts`. Only
+    """Yield (delta, finish reason, stop) for a choice whose tokens arrive in groups that end at `cuts`. Only
     the last tuple has a finish reason.
     """
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})

@@ -83,7 +83,8 @@ def scenarios(draw):
     events = []
     for raw in asked:
         at = raw["arrival_step"]
-        if config["enable_prefix_caching"]:  # after a row's error the schedulers have different hits
+        if config["enable_prefix_caching"]:
+            # After a row's error, the two schedulers have different prefix hits.
             raw.pop("inject_bad_at", None)
         if raw.get("grammar"):
             op = draw(st.sampled_from(["grammar_ready"] * 4 + ["grammar_error"]))

@@ -199,8 +199,8 @@ def drawn_alike():
 
 def answers(asked, model=None, log=None, arrivals=None, steer=None, **options):
     """Run an engine on the requests and return the answers. With `arrivals` (a random.Random), requests
-    arrive at random between steps, otherwise all at once. `steer` is called with the executor before the
-    first step.
+    arrive at random between steps. Without `arrivals`, all requests arrive before the first step. `steer` is
+    called with the executor before the first step.
     """
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
     config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})

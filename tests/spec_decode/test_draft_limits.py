@@ -64,7 +64,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         (None, [(0, 5)] * 4),
         (NOBODY, [None] * 4),
         ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
-        # The last limits also apply to the third drafter.
+        # The second drafter's limits also apply to the third drafter.
         ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),
         ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),

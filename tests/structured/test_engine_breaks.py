@@ -1,5 +1,5 @@
-"""Test failures of the grammar engine: during an answer, only that answer fails; at compile time, the grammar
-is refused with our own message.
+"""Test failures of the grammar engine. A failure during an answer ends only this answer. After a failure at
+compile time, the grammar is refused with our own message.
 """
 
 import random

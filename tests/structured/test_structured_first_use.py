@@ -1,4 +1,4 @@
-"""Test that several threads of a new process can decode a request's types at once."""
+"""Test that several threads of a new process can decode a request's types concurrently."""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
 """Reads Gemma 3's text models in GGUF files (architecture gemma3): config fields, names and values.
 
 A GGUF file differs from a transformers folder in two ways. Norm weights are stored with 1 added.
-`layer_types` is missing: if the file has a sliding window, five of six layers use the window by default. The
-window layers have another rotary base.
+`layer_types` is missing: if the file has a sliding window, five of six layers use the window by default. In
+both formats, layers with a window have another rotary base than layers without a window.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from mmengine.checkpoint.gguf.tensors import GGUFEntry
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 LOCAL_THETA = "rope.freq_base_swa"
 KEYS = (PATTERN, LOCAL_THETA)
-# GGUF name -> transformers name for tensors of a layer that other architectures map differently.
+# Layer tensors that other architectures map differently: GGUF name -> transformers name.
 PARTS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -60,5 +60,5 @@ def _query_scalar(config: dict[str, object]) -> int:
 
 
 def gemma_entry(entry: GGUFEntry) -> GGUFEntry:
-    """Return the entry, changed so that `pieces` yields transformers' values."""
+    """Return the entry, changed so that the method `entry.pieces` yields transformers' values."""
     return replace(entry, adjust="less one") if entry.stored_name.endswith("norm.weight") else entry

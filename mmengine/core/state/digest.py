@@ -15,7 +15,8 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
 SHOWN_BYTES = 4  # number of bytes of each column's hash in a checkpoint
-# Names of the columns in a checkpoint, in order. A changed list requires a new SCHEMA_VERSION.
+# Names of the columns in a checkpoint, in order. A changed list requires a new SCHEMA_VERSION
+# (events/vocabulary.py).
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
@@ -54,8 +55,8 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return how `logged` differs from this state: the columns' names, and (id, row or NO_ROW) for each
-    request. If the states have different numbers of live requests, no requests are returned.
+    """Return the names of the columns that differ from `logged`, and (id, row or -1) for each request that
+    differs. If the states have different numbers of live requests, no requests are returned.
     """
     here = checkpoint(state)
     every = [

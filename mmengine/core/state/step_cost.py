@@ -2,10 +2,12 @@
 
 A bucket groups steps with similar row counts. Each bucket keeps its last MEMORY steps without drafts, and its
 last MEMORY steps with drafts for each draft level (at level n, drafters 0 to n draft). With two steps in
-flight, a step before drafting also counts as a step with drafts, because the loop waits for its end.
+flight, the loop waits for a step's end before drafters run. Such a step counts as a step with drafts, even if
+no row has drafts.
 
-A draft level's gain is its throughput relative to steps without drafts (lower quartile of their times).
-Outliers count as 1.5 times the usual time. A bucket with too few steps without drafts uses a similar bucket.
+A draft level's gain is its throughput divided by the throughput without drafts. The time without drafts is
+the lower quartile of the bucket's kept times. Outliers count as 1.5 times the usual time. A bucket with too
+few steps without drafts uses a similar bucket.
 """
 
 from collections.abc import Sequence
@@ -75,7 +77,7 @@ class StepCosts:
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
         """Return a level's throughput relative to steps without drafts, in 1/65536, or None if too few steps
-        were measured. `beside_ns`: drafting time per token outside these steps.
+        were measured. `beside_ns`: the drafting time per token that the steps' times do not include.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -94,8 +96,8 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is a draft's time divided by a token's time (the shorter time with or without drafts).
-        Dividing by 3 accounts for cost that a step's drafts share.
+        The probability is a draft's time divided by a token's time (with or without drafts, whichever is
+        shorter). Dividing by 3 accounts for cost that a step's drafts share.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):

@@ -1,5 +1,5 @@
 """Renders a session's prompt with the chat template, a piece of a user's turn at a time. Also joins the
-videos in several pieces.
+videos in consecutive pieces into a single video.
 
 A session's first piece opens a turn, and so does the first piece after an answer. A piece that asks for an
 answer closes the turn. To find the template's text around a piece, the piece is rendered between two markers.
@@ -86,7 +86,8 @@ def in_one_film(
     in_film: bool,
     is_film: bool,
 ) -> list[str | int]:
-    """Return `pieces` with all their videos joined into a single video, which stays open at the end.
+    """Return `pieces` with all their videos joined into a single open video. An open video lacks the
+    template's tokens after the video.
 
     `before`, `after`: the template's tokens around a video. `in_film`: whether the pieces follow an open
     video. `is_film`: whether the pieces contain a video, which then continues the open video. If the pieces

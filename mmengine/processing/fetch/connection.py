@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Connection:
-    """An open connection; `close` ends it. Raises FetchRefused, AttemptOver."""
+    """An open connection; `close` ends it. Raises FetchRefused, or AttemptOver after a cancellation."""
 
     def __init__(
         self, url: Url, addresses: Sequence[IPAddress], tls: ssl.SSLContext, deadline: Deadline

@@ -24,7 +24,7 @@ _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
     """Yield the trace line by line, without holding the whole trace in memory. `findings`: see CheckedLog.
-    Raises `verify`'s errors.
+    Raises the same errors as `mmengine.replay.verify`.
     """
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder, findings=findings)

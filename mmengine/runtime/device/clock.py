@@ -23,7 +23,7 @@ class LaunchClock:
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def finish(self) -> int:
-        """Return the oldest step's duration in ns. The step's result was just read."""
+        """Return the oldest step's duration in ns. Call this after reading the step's result."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns

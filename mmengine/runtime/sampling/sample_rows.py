@@ -15,10 +15,10 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     """The s positions at which rows sample in a step. If `in_runs`, rows have drafts and may have several
     positions.
 
-    `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index of the
-    sampled token in the row's output, from 0. `wanted`: the bitwise or of all rows' `options`. `drafted`: the
-    drafts that precede each position, if rows have penalties. `follows` (int32 [s]): the draft after each
-    position, if rows have history rules.
+    `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index of the sampled
+    token in the row's output, from 0. `wanted`: the option flags (column "options") of all rows, joined by
+    bitwise or. `drafted`: the drafts that precede each position, if rows have penalties. `follows` (int32
+    [s]): the draft after each position, if rows have history rules.
     """
 
     rows: np.ndarray

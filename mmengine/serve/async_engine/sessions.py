@@ -111,7 +111,7 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """How many frames wait for later frames in their patch. Calling `facts` updates the count."""
+        """How many frames wait until their temporal patch is complete. Calling `facts` updates the count."""
         return len(self._frames.held)
 
     @property

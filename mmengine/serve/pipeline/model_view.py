@@ -24,7 +24,7 @@ class ModelView:
     def config(self) -> object:
         """The model's config as transformers' object.
 
-        Without transformers, and for a GGUF file, a substitute has the same attributes.
+        Without transformers, and for a GGUF file, the result is a substitute object with the same attributes.
         """
         folder = Path(self.name_or_path)
         found = _from_transformers("AutoConfig", folder)
@@ -58,8 +58,8 @@ def tokenizer_of(engine: Engine) -> object:
 def _from_transformers(loader: str, folder: Path) -> object:
     """Return the object that the transformers class `loader` loads from the folder, or None.
 
-    Returns None for a GGUF file, because transformers has different token ids. Also returns None if
-    transformers or another required package is not installed.
+    Returns None for a GGUF file, because transformers' token ids differ from the engine's ids. Also returns
+    None if transformers or another required package is not installed.
     """
     if is_gguf(folder):
         return None

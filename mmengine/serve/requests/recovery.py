@@ -73,8 +73,8 @@ def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Reco
 
     `resumed` maps core ids to answers.
 
-    Three kinds cannot be claimed: cancelled requests, vectors that are not in the log, and requests with a
-    choice that was already delivered or cancelled.
+    No caller can claim a vector that is not in the log, or a request with a cancelled or already delivered
+    choice.
     """
     choices: dict[str, dict[str, ResumedAnswer]] = {}  # core id of the first choice -> core id -> choice
     for name, answer in resumed.items():

@@ -11,8 +11,8 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ATOM = re.compile(rb"[^ \t\r\n,:\[\]{}\"]+")
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
-# Maximum length of a path. Otherwise the paths' total length could grow with the square of the answer's
-# length.
+# Maximum length of a path. Without this limit, the paths' total length could grow with the square of the
+# answer's length.
 MAX_DEPTH = 64
 
 

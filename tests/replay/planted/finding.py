@@ -26,7 +26,7 @@ SECONDS = 60
 @dataclass(frozen=True)
 class Bug:
     """A planted bug. `kind`: the resource that the bug corrupts. `plant`: patches this process. `night`: a
-    workload with the bug's effect. `found_by`: the broken invariant, or the event and field at which a good
+    workload that triggers the bug. `found_by`: the broken invariant, or the event and field at which a good
     build diverges.
     """
 
@@ -39,8 +39,9 @@ class Bug:
 
 @dataclass
 class Found:
-    """How a bug was found. `invariant`: the invariant that breaks with the buggy build, or "". `text`: how it
-    breaks. `divergence`: the event and field at which the good build diverges, or "".
+    """How a bug was found. `invariant`: the invariant that breaks with the buggy build, or "". `text`: a
+    description of the broken invariant. `divergence`: the event and field at which the good build diverges,
+    or "".
     """
 
     invariant: str = ""

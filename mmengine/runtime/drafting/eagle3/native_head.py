@@ -22,7 +22,7 @@ from mmengine.runtime.drafting.head.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 # Embeddings up to this size are copied for the kernels, and a single call drafts a whole chain. With a larger
-# embedding, Python calls the kernels for each pass, which costs little in comparison.
+# embedding, Python calls the kernels for each pass. These calls take little time compared with the passes.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 

@@ -46,9 +46,9 @@ def escape_character(point: int) -> str:
 def without_nul(ranges: Ranges) -> Ranges:
     r"""Return the set, without U+0000 if the grammar engine would misread the set.
 
-    If a set contains all control characters without a short escape such as \n, llguidance 1.9 wrongly adds
-    the quotation mark and the backslash. llguidance reads the set correctly without U+0000. `restore_nul`
-    recognizes such a set and adds U+0000 again.
+    Some control characters have no short escape such as \n. If a set contains all these characters,
+    llguidance 1.9 wrongly adds the quotation mark and the backslash. llguidance reads the set correctly
+    without U+0000. `restore_nul` recognizes such a set and adds U+0000 again.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges

@@ -47,8 +47,8 @@ def one_of(
 ) -> Choice:
     """Return each branch of a oneOf without the values of other branches.
 
-    `rivals`: for each branch, a schema that allows at least the branch's values. Overlapping branches exclude
-    this schema.
+    `rivals`: for each branch, a schema that allows at least the branch's values. If two branches overlap,
+    each branch excludes the other branch's rival.
     """
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(rival) for rival in rivals]
@@ -74,7 +74,7 @@ def one_of(
 def if_then_else(document: Document, place: int, parts: Parts, together: bool) -> Choice | None:
     """Return two alternatives: the condition with `then`, and the negated condition with `else`.
 
-    Returns None if there is no restriction.
+    Returns None if neither `then` nor `else` exists, unless `together` is True.
     """
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)

@@ -1,7 +1,7 @@
 """Expands a conjunction of schemas into shapes. A shape has a constraint for each JSON type. Every allowed
-value has at least one of the shapes. In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are
-expanded exactly or refused. Each alternative records which schemas apply, and excludes values of schemas that
-must not apply (negation.py).
+value has at least one of the shapes, unless the conjunction is in `Shapes.narrowed`. In-place keywords ($ref,
+allOf, anyOf, oneOf, dependentSchemas, …) are expanded exactly or refused. Each alternative records which
+schemas apply, and excludes values of schemas that must not apply (negation.py).
 
 constraints/json_types.py explains the terms part, place, conjunction, constraint and shape.
 """
@@ -63,7 +63,7 @@ IN_PLACE = frozenset(
 )
 EXPANDED_KEYWORDS = IN_PLACE | frozenset(KEYWORDS)
 MAX_SHAPES = 512  # Maximum number of shapes of a conjunction.
-MAX_EARLY = 16  # Exclusions that leave more shapes wait until all choices are made.
+MAX_EARLY = 16  # Maximum number of shapes that an exclusion leaves before all choices are made.
 MAX_STEPS = 50_000  # Maximum number of steps in the expansion of a schema.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
 
