@@ -1,8 +1,8 @@
 """Compare embeddings with sentence-transformers: texts of 16 to 512 tokens, and images.
 
-    python -m benchmarks embeddings # needs the environment of `make clients` python -m benchmarks embeddings
-    --quick # small models; only tests that everything runs python -m benchmarks embeddings --folder models
-    --measured turns.jsonl --minutes 7 # continues in several runs
+    python -m benchmarks embeddings            # needs the environment of `make clients`
+    python -m benchmarks embeddings --quick    # small models; only tests that everything runs
+    python -m benchmarks embeddings --folder models --measured turns.jsonl --minutes 7    # in several runs
 
 mmengine and sentence-transformers load the same random bfloat16 weights in separate processes, and
 alternately embed the same inputs. sentence-transformers sorts texts by length and embeds batches of 32. A
