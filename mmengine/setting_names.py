@@ -17,8 +17,8 @@ _DEVICE = "use {option}device, and {set}tensor_parallel=N for N devices"
 _QUANTIZE = "use {set}quantize=int8 or fp8, or a checkpoint that is quantised"
 _MEDIA = "use {set}max_media_per_request=N"
 _PROCESSOR = "the model's own processor is used; leave it out"
-# Maps names in vLLM, transformers and llama.cpp that mmengine does not have to advice. {set} and {option} are
-# replaced by "--set " and "--" on the command line, and by "" in Python.
+# Maps foreign names to advice. vLLM, transformers and llama.cpp have these names, but mmengine does not.
+# {set} and {option} are replaced by "--set " and "--" on the command line, and by "" in Python.
 FOREIGN = {
     "attn_implementation": "attention is chosen for the device; leave it out",
     "cache_dir": "set the variable HF_HOME",

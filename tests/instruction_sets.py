@@ -1,4 +1,4 @@
-"""Opens the compiled kernel library for each instruction set that this machine can compile for and run."""
+"""Lists the instruction sets that this machine can compile and run, and opens their kernel libraries."""
 
 import pytest
 

@@ -118,7 +118,7 @@ def measure_append(folder: Path, table: Table, targets: dict, *, count: int, pac
 
 
 def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float:
-    """Write a log below `folder` of `count` steps in which all rows decode. Return the log's bytes per
+    """Write a log with `count` steps below `folder`. All rows decode in each step. Return the log's bytes per
     token.
     """
     length = 4 * BLOCK + count + 64

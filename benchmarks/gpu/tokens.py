@@ -1,5 +1,5 @@
-"""Compare attention backends with torch's attention, and the embedded checkpoint's tokens on a device with
-tokens on the CPU and from transformers.
+"""Compare attention backends with torch's attention. Also compare the embedded checkpoint's tokens: a device
+must give the same tokens as the CPU and transformers.
 """
 
 from dataclasses import dataclass, field

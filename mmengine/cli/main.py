@@ -87,7 +87,8 @@ def main() -> None:
 
     docs/reference/cli.md lists the exit codes.
     """
-    # The supervisor of this process has already printed the warning about unknown variables.
+    # If this process has a supervisor, the supervisor has already printed the warning about unknown
+    # variables.
     warnings = [clash(), "" if is_supervised() else unknown_variables(os.environ)]
     for warning in filter(None, warnings):
         print(f"mmengine: warning: {warning}", file=sys.stderr)

@@ -132,7 +132,7 @@ class Outputs:
         """Return (requests, tokens, counts) for the requests that got tokens.
 
         Requests: array of RequestState. Tokens: int32, in the order of the requests. Counts: tokens per
-        request; None: one token each. For hosts that make their own output objects.
+        request; None: one token each. Hosts such as vLLM make their own output objects from these arrays.
         """
         return self._requests, self._tokens, self._counts
 
@@ -167,9 +167,9 @@ class Stats:
     """Counters since the engine was created, and current values: `num_running`, `num_waiting`,
     `sessions_open`, `kv_blocks_used` and `kv_blocks_leased`.
 
-    `drafts`: drafter number -> counts. `overlap`: number of steps by key, only with max_in_flight 2. "ahead":
-    the step was decided while another step ran. Other keys: the reason why a step waited for the previous
-    step (core/state/overlap.py).
+    `drafts`: drafter number -> counts. `overlap`: key -> number of steps, only with max_in_flight 2. The key
+    "ahead" counts steps that were decided while another step ran. Each other key is a reason why a step
+    waited for the previous step (core/state/overlap.py).
     """
 
     steps: int = 0

@@ -210,8 +210,8 @@ class LogWriter:
         """Write all bytes in `data`. If OSError is raised, the next call first truncates the file to its
         committed bytes.
 
-        This also applies to a failed sync, because a second sync could succeed although the bytes never
-        reached the disk.
+        A failed sync also leads to this truncation, because a second sync could succeed although the bytes
+        never reached the disk.
         """
         self._cut()
         self._torn = True

@@ -10,7 +10,9 @@ E = TypeVar("E")
 
 
 class Dense(NamedTuple, Generic[L]):
-    """A SwiGLU whose matrices have type L. For the kernels, pack `gate_up` with `gate_up=True`."""
+    """A SwiGLU whose matrices have type L. The kernels need a `gate_up` that PackedLinear (linear.py) packed
+    with `gate_up=True`.
+    """
 
     gate_up: L  # hidden to 2 * intermediate: gate's rows, then up's
     down: L  # intermediate to hidden

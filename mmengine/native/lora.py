@@ -14,7 +14,7 @@ from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
 LANES = 16  # number of matrix rows that are packed side by side
-DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a decoder layer's linear layers, as in MM_LORA_LINEARS
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a decoder layer's linear layers, as in decoder.h
 
 
 class LoraPart(NamedTuple):
@@ -111,7 +111,7 @@ def _packed_bytes(matrix: Tensor) -> int:
 
 
 class LoraStep:
-    """The adapters of one step as a C structure. Valid while this object lives.
+    """A C structure with the adapters of one step. `address` is valid while this object lives.
 
     `groups`: adapters for the same linear layers, each with the int32 indices of its rows.
     """
@@ -129,9 +129,8 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add the adapter's product for its first linear layer to y [m, n], for all rows of x [m, k]. Rows must
-    be contiguous.
-    Raises MemoryError.
+    """Add the adapter's product for its first linear layer to y [m, n], for all rows of x [m, k]. The values
+    in each row must be contiguous. Raises MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
     failed = declare_functions(library).mm_lora_add(

@@ -47,9 +47,9 @@ MAX_CELLS = 2**31
 class CheckedLog:
     """Iterates over the records of the log in a folder. `record` is the current record.
 
-    `wait`: for a log that is still being written, see LogFollower. `after`: a record number. The iteration
-    then begins after the newest snapshot before this record. If the log's beginning was deleted, the
-    iteration begins after the oldest snapshot.
+    `wait`: called when a log that is still being written has no more records. If `wait` returns False, the
+    iteration ends. `after`: a record number. The iteration then begins after the newest snapshot before this
+    record. If the log's beginning was deleted, the iteration begins after the oldest snapshot.
 
     `begins_after` is the record number of the snapshot, or -1 without a snapshot. `first` is the first
     record, if any. `findings` collects the decisions that break a rule. Several readers may share a

@@ -21,7 +21,8 @@ from mmengine.spec_decode.texts import Texts
 class GrammarDrafter:
     """Proposes the tokens that a row's grammar forces.
 
-    `forced(row, most)` returns at most `most` forced tokens. Before the grammar starts, it returns none.
+    `forced(row, most)` returns at most `most` forced tokens. Before the grammar starts, `forced` returns no
+    tokens.
     """
 
     name = "grammar"

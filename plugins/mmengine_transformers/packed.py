@@ -51,7 +51,7 @@ class PackedLayer(nn.Module):
             rows = rows.to(packed.dtype).contiguous()
         return packed(rows, float32=self._float32).view(*shape[:-1], self.out_features)
 
-    __call__ = forward  # No hooks are used, and nn.Module's call takes as long as a small matmul.
+    __call__ = forward  # Skips nn.Module's call, which takes as long as a small matmul.
 
 
 class PackedEmbedding(nn.Module):

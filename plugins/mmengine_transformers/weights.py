@@ -244,7 +244,7 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the LM head. A tied embedding becomes a PackedEmbedding if it returns the rows, perhaps scaled."""
+    """Pack the LM head. A tied embedding becomes a PackedEmbedding if it only looks up and scales rows."""
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding
     if library is None or type(head) is not nn.Linear or head.weight.dtype != reader.dtype:

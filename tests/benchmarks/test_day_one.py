@@ -10,7 +10,9 @@ from tests.benchmarks.test_throughput import call
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a function that makes a small checkpoint on its first call, and returns its folder."""
+    """Return a function that returns a small checkpoint's folder. The function's first call makes the
+    checkpoint.
+    """
     folder = tmp_path_factory.mktemp("day_one") / "model"
 
     def make(model):

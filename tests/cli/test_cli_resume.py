@@ -1,4 +1,4 @@
-"""Tests the command's refusals and messages when a batch is resumed, with an engine without a model."""
+"""Tests the refusals and messages when a batch is resumed. The engine has no model."""
 
 import json
 import os

@@ -170,7 +170,7 @@ def test_a_split_model_brings_its_parts():
 def test_the_projector_with_the_nearest_bits_is_picked():
     assert find_projector(LISTED, "m-Q4_K_M.gguf") == "mmproj-Q8_0.gguf"
     assert find_projector(LISTED, "m-BF16.gguf") == "mmproj-BF16.gguf"
-    assert find_projector(LISTED, LISTED[1]) == "mmproj-Q8_0.gguf"  # In the parent folder.
+    assert find_projector(LISTED, LISTED[1]) == "mmproj-Q8_0.gguf"  # The projector is in the parent folder.
     inside = [*LISTED, "UD-Q4_K_XL/mmproj-F32.gguf", "other/mmproj-Q4_0.gguf"]
     assert find_projector(inside, LISTED[1]) == "UD-Q4_K_XL/mmproj-F32.gguf"
     assert find_projector(inside, "m-Q4_K_M.gguf") == "mmproj-Q8_0.gguf"

@@ -116,7 +116,9 @@ def test_media_hash_depends_on_modality_and_pixels_not_on_text(processor):
 
 @pytest.fixture
 def qwen_vl_utils(monkeypatch):
-    """Return qwen_vl_utils, imported with stubs for torchvision and requests, which images do not need."""
+    """Return qwen_vl_utils. Stubs replace the packages torchvision and requests, because images do not need
+    them.
+    """
     names = ("torchvision", "torchvision.io", "torchvision.transforms")
     for name in names if importlib.util.find_spec("requests") else (*names, "requests"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))

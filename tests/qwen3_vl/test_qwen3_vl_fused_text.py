@@ -57,8 +57,8 @@ def logits_of(model, prompts, attention):
 
 def runs_of(folder, dtype, ops):
     """Yield three tensors of logits for the same prompts in ragged steps. The first is from the plain
-    decoder. The others are from the fused decoder: its operations write to the KV cache, then the attention
-    backend does.
+    decoder. The second and third are from the fused decoder. For the second, the decoder's operations write
+    to the KV cache. For the third, the attention backend writes to the KV cache.
     """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]
@@ -121,7 +121,7 @@ def test_taps_equal_the_plain_decoder(folders):
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_order):
     """Rows have the same bits alone, in random chunks with random neighbours, and in chunks of three tokens
-    (like drafts). Steps without the row that has an image have no deepstack input.
+    (like drafts). Only row 1 has an image, so steps without row 1 have no deepstack input.
     """
     if kernel_device.type != "cpu":
         pytest.skip("the decoder lies on a CPU here; benchmarks/gpu/bits.py asks a GPU")

@@ -63,7 +63,7 @@ OTHERS = {
     "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
 }
-# Fields that hold (key, row, index) tuples; other tuple fields hold keys.
+# Fields whose items are (key, row, index) tuples. The items in all other tuple fields are keys.
 KEYS = {f"{name}.encode" for name in ("Scheduled", "Admitted", "AdmittedWithState", "AdmittedWithAdapter")}
 
 

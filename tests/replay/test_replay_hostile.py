@@ -236,7 +236,7 @@ def test_a_false_decision(tmp_path, name):
 
 
 def spoiled(event, rng):
-    """Return the event with a field changed to a value that fits its type."""
+    """Return the event with another value in a random field. The value fits the field's type."""
     fields = event.__struct_fields__
     if not fields:
         return ev.Delivered("x")
@@ -315,8 +315,8 @@ def test_false_decisions_in_range_give_findings(records, tmp_path):
 
 
 def test_a_step_has_no_more_rows_than_the_engine(tmp_path):
-    """SCHEDULED without rows adds the last rows to the step again. Reading stops at more rows than the engine
-    has, so a small log cannot take much memory.
+    """SCHEDULED without rows adds the last rows to the step again. Reading stops when a step has more rows
+    than the engine, so a small log cannot take much memory.
     """
     again = [ev.Scheduled(None, None)] * 2000
     log = write_steps(tmp_path / "log", [started(99), queued(), ADMITTED, RAN, *again])

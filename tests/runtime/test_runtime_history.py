@@ -1,6 +1,4 @@
-"""Tests of sampling rules that depend on earlier tokens: the results equal transformers' logits
-processors.
-"""
+"""Tests that sampling rules for earlier tokens give the results of transformers' logits processors."""
 
 import numpy as np
 import pytest

@@ -9,7 +9,7 @@ from mmengine.serve.text.request_output import Completion
 
 def answers_at_once(engine: Engine, jobs: Iterable[Job]) -> dict[int, Completion]:
     """Return answers by job index. All prompts are prepared and all grammars compiled before the first step.
-    So the batches are reproducible, unlike `run_batch`.
+    So the batches are reproducible, unlike the batches in `run_batch`.
     """
     places, grammars = {}, engine.built.grammars
     for index, (prompt, options) in enumerate(jobs):

@@ -44,7 +44,7 @@ class Architecture:
     """A supported architecture.
 
     `pairs_rows`: whether the rows of q and k are permuted for ggml's rotary embedding
-    (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
+    (`paired_heads` in tensors.py). `projectors`: the projector types with which the model takes images.
     `is_vision`: whether every model of this architecture takes images. `keys`: metadata keys that are
     supported in addition to `_READ`. `is_hybrid`: whether some layers have delta nets (qwen35.py).
     `is_gemma`: whether the model is a Gemma 3 (gemma3.py).
@@ -177,8 +177,8 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function that maps a tensor's name in transformers to `GGUFEntry.paired_heads`. Raises
-    ModelError.
+    """Return a function from a tensor's transformers name to its head count, or to 0 if the tensor's rows are
+    not permuted. Raises ModelError.
     """
     if not architecture_of(container).pairs_rows:
         return lambda name: 0

@@ -41,7 +41,7 @@ class HostEngine(Protocol):
         """Apply an observation other than drafts and results."""
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply a noted call. Return whether the decisions after the call can still be derived."""
+        """Apply the call in a NOTED event. Return whether later decisions can still be derived."""
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
         """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for

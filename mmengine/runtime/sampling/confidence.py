@@ -74,7 +74,8 @@ class _Allowed(ctypes.Structure):
 def weigh_allowed(logits: torch.Tensor, masks: Masks, options: np.ndarray) -> AllowedWeights | None:
     """Return the AllowedWeights for rows with the option CONFIDENCE, or None without such rows.
 
-    `logits`: float32 [s, vocab_size]; on a GPU with `masks` already applied. Does not wait for the device.
+    `logits`: float32 [s, vocab_size], for all s sampling positions. On a GPU, `masks` must already be
+    applied. Does not wait for the device.
     """
     is_wanted = (options[masks.selected] & CONFIDENCE) != 0
     if not is_wanted.any():

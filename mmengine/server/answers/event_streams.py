@@ -87,7 +87,7 @@ class EventStreams:
 
     def _interrupted(self, request_id: str, can_reattach: bool) -> tuple[str, ApiError] | None:
         """Return (label for the metrics, the client's error) if the server must end the stream early, else
-        None. Reasons are a shutdown, and a log that cannot be written.
+        None. The server ends streams early during a shutdown, or if the log cannot be written.
         """
         if self._admission.is_draining:
             return "shutdown", self._admission.interrupted_error(request_id, can_reattach=can_reattach)

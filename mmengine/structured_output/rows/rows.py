@@ -118,8 +118,8 @@ class RowMatchers:
             row_matcher.said.append(token)
 
     def close(self, row: int) -> bool | None:
-        """End a row's text at its last token. Return whether the text is complete, or None if the row
-        continues to complete the text.
+        """End a row's text at its last token. Return whether the text is complete, or None if the row must
+        generate more tokens to complete the text.
         """
         if row not in self._rows:
             return False
@@ -130,7 +130,7 @@ class RowMatchers:
 
     def cut(self, row: int, cut: Cut) -> bool | None:
         """End a row's text before a stop string in the newest tokens, which no matcher has consumed. Return
-        whether the remaining text is complete, or None if the row continues to complete it.
+        whether the remaining text is complete, or None if the row must generate more tokens to complete it.
         """
         if row not in self._rows:
             return False
@@ -173,8 +173,8 @@ class RowMatchers:
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
         """Return the rows' token masks (uint32 [m, words]), and errors by index in `rows`. With `drafts`, a
-        row has a further mask for each draft token: the tokens allowed after the draft token, or no token
-        after a disallowed draft token.
+        row has a further mask for each draft token, with the tokens that may follow the draft token. After a
+        disallowed draft token, the mask allows no token.
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -304,8 +304,9 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Advance each row by its generated tokens, at least one. Return two dicts by index in `rows`: for
-        complete texts, the token count up to the end; for errors, the reason.
+        """Advance each row by its generated tokens, at least one. Return two dicts by index in `rows`. The
+        first dict has each complete text's token count up to the end. The second dict has each error's
+        reason.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)

@@ -1,5 +1,5 @@
-"""Copies a state's objects for the debugger. After a decision that breaks a rule, a snapshot may be unable to
-hold the state.
+"""Copies a state's objects for the debugger. The debugger cannot use snapshots, because a snapshot may fail
+after a decision that breaks a rule.
 """
 
 from copy import deepcopy

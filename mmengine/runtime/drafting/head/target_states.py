@@ -31,7 +31,8 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
-    is_all: np.ndarray | None = None  # bool [n], whether the pass reads all waiting tokens; None: all True
+    # bool [n], whether the pass reads all unread tokens in the row; None: all True
+    is_all: np.ndarray | None = None
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:

@@ -28,7 +28,7 @@ DEFAULT_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """The sizes of an MTP head (see HeadSizes)."""
+    """The sizes of an MTP head. Implements HeadSizes (head/network.py)."""
 
     decoder: DecoderConfig
     aux_layers: tuple[int, ...]
@@ -65,7 +65,7 @@ class MtpConfig:
 
 @dataclass(frozen=True, slots=True)
 class MtpFiles:
-    """A checked MTP head and its number of drafts (see HeadFiles)."""
+    """A checked MTP head and its number of drafts. Implements HeadFiles (head/network.py)."""
 
     config: MtpConfig
     entries: dict[str, TensorEntry]
@@ -76,7 +76,7 @@ class MtpFiles:
 
 
 class MtpNetwork(HeadNetwork):
-    """The network of an MTP head. `model`: the target. The head uses its embedding and LM head."""
+    """The network of an MTP head. `model`: the target, whose embedding and LM head are used."""
 
     name = "mtp"
     config: MtpConfig

@@ -32,8 +32,8 @@ def grammars_of(
     """Return the grammars as JSON.
 
     `specials` maps names to ids for special tokens, which ordinary text never contains. `ends` has the token
-    ids that end an answer. `max_digits` has the same meaning as in `lark_of`. Raises InvalidRequest if a tag
-    contains a token that ends an answer.
+    ids that end an answer. `max_digits`: maximum digit count in a JSON number's integer, fraction and
+    exponent (0: no limit). Raises InvalidRequest if a tag contains a token that ends an answer.
     """
     pieces = _Pieces(specials, ends)
     lines = [
@@ -61,7 +61,7 @@ def grammars_of(
 def schema_named(name: str, schema: str, max_digits: int) -> dict[str, object]:
     """Return a grammar called `name` for a normalized schema.
 
-    `max_digits` has the same meaning as in `lark_of`.
+    `max_digits`: as in `grammars_of`.
     """
     lark = lark_of(schema, max_digits)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}

@@ -50,8 +50,8 @@ class ItemAutomaton:
         return [part for _, _, part in self.edges]
 
     def restrict_to(self, satisfied: set[Conjunction]) -> "ItemAutomaton | None":
-        """Return the automaton without useless edges: no item satisfies them, or they lead to no end. Returns
-        None if no array remains. `satisfied`: the schemas that some value satisfies.
+        """Return the automaton without edges that no item satisfies, and without edges that lead to no end.
+        Return None if no array remains. `satisfied`: the schemas that some value satisfies.
         """
         edges = [edge for edge in self.edges if edge[2] in satisfied]
         alive, grown = set(self.ends), True
@@ -233,8 +233,9 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match.
-    Without maxContains, an item outside the set may match too, because further matches are allowed.
+    """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match. A
+    keyword outside the set excludes a match only if the keyword has maxContains. Otherwise further matches
+    are allowed.
     """
     open_ones = [at for at, one in enumerate(contains) if one.high is not None or held[at] < one.low]
     out = []

@@ -1,8 +1,8 @@
 """Finds the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
 
 If a branch of anyOf is left out, the grammar only allows fewer values. If a branch of oneOf is left out, all
-other branches must also exclude its values. This exclusion uses a wider schema: the branch without the parts
-that cannot be enforced.
+other branches must still exclude the missing branch's values. This exclusion uses a wider schema: the branch
+without the parts that cannot be enforced.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
