@@ -58,7 +58,9 @@ def usable_cpus() -> list[int]:
 
 
 def use_threads(threads: int) -> None:
-    """Limit torch and numpy to this number of threads and CPUs. Must be called before they are imported."""
+    """Limit torch and numpy to this number of threads and CPUs. Call this function before torch and numpy are
+    imported.
+    """
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     cpus = usable_cpus()

@@ -71,8 +71,8 @@ class ShareRuns:
 
 
 def clocked_steps(ours: EngineRunner, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
-    """Return up to `most` dicts from phase to ns, a dict per step. All `asks` decode greedily in these
-    steps.
+    """Return the phases' times in up to `most` decode steps, as a dict from phase to ns for each step. All
+    `asks` decode greedily in these steps.
     """
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):

@@ -28,7 +28,9 @@ CONFIG = EngineConfig(
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """Return a request with one of five system prompts, up to three of 200 images, and a question."""
+    """Return a request with one of five system prompts, up to three images from a set of 200, and a
+    question.
+    """
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 3])):
         name = f"image {rng.randrange(200)}"

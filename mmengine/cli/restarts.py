@@ -10,7 +10,7 @@ from mmengine.cli.supervisor import MAX_RESTARTS, Ended
 from mmengine.errors import MMEngineError
 
 MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
-BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the step is blamed.
+BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the process's last step is blamed.
 STEADY_S = 60.0  # A process that serves at least this many seconds counts as progress.
 # Pauses in seconds: before the second consecutive restart, and the maximum. Each restart doubles the pause.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.request import Pooling, Request
 
-# Special token ids and drafts, and kinds of stop:
+# Special values in arrays, and kinds of stop:
 PENDING = -1  # in `input_ids`: the token that the previous step samples
 ERROR_TOKEN = -1  # in a result's `token_ids`: the row's logits are not finite
 NO_DRAFT = -1  # in an array of drafts: the row has no draft at this position
@@ -83,11 +83,11 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
     """
 
     slots: np.ndarray  # int32 [n], the slot of each row's state
-    # int32 [m, 2], (source slot, destination slot) for each admitted row: copies before the forward pass, in
-    # order. If the source is NO_STATE, the destination is set to zero.
+    # int32 [m, 2], (source slot, destination slot) for each admitted row. The states are copied in this order
+    # before the forward pass. If the source is NO_STATE, the destination is set to zero.
     begins: np.ndarray
-    # int32 [k, 3], (index among the rows, number of tokens, slot). The row's state after that number of
-    # tokens is copied to the slot. Drafts are not included.
+    # int32 [k, 3], (index among the rows, the row's number of tokens n, slot). The state after the row's
+    # first n tokens is copied to the slot. Drafts are not included.
     kept: np.ndarray
 
 
@@ -130,8 +130,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     swap_in: np.ndarray | None = None  # host to device
     # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [d, n], the maximum number of drafts for each drafter and row. Drafters from d on have the limits
-    # of drafter d - 1. Shape [0, 0]: no drafts; None: no limit.
+    # int32 [d, n], the maximum number of drafts for each drafter and row. A drafter with a number above d - 1
+    # has the limits of drafter d - 1. Shape [0, 0]: no drafts; None: no limit.
     draft_room: np.ndarray | None = None
     # (request id, int32 block ids) for blocks that were fetched from a block store. They are copied to the
     # device before all other copies.
@@ -143,8 +143,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     adapters: tuple[bytes, ...] = ()
     # (index among the n rows, Pooling) for pooled requests whose last prompt token is in the step
     pool: tuple[tuple[int, Pooling], ...] = ()
-    # For each block group with a window. `slot_mapping` and `block_table` above belong to the first block
-    # group.
+    # The KV slots in each block group with a window. `slot_mapping` and `block_table` above belong to the
+    # first block group.
     windows: tuple[WindowPlan, ...] = ()
 
 
@@ -214,8 +214,9 @@ class StepResult(msgspec.Struct, eq=False):
 
     `errors`: (index, text) for each row that failed alone, for example with NaN logits.
 
-    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. The pairs of a computed
-    confidence (token_confidence.py) are last. A row with several tokens may have an entry for each token.
+    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. If a confidence was computed,
+    its pairs follow the logprobs (token_confidence.py). A row with several tokens may have an entry for each
+    token.
 
     In a step with drafts, `counts` is each row's number of tokens: the accepted drafts and one more.
     `token_ids` then contains the tokens row by row. `drafts`: the drafts for the next step.
@@ -244,7 +245,7 @@ class Executor(Protocol):
         """Whether `dispatch` needs plans. If False, the engine passes NO_PLAN."""
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Begin a step. If the device is asynchronous, return at once.
+        """Begin a step. If the device is asynchronous, return before the step has ended.
 
         After an error the step has not begun.
         """

@@ -68,7 +68,7 @@ class LayerWeights(NamedTuple, Generic[L, F]):
     """The weights of a layer whose feed-forward network F is a Dense or a Mixture.
 
     Norms may have any float dtype. With `delta`, a gated delta net replaces attention: `qkv` then computes
-    the inputs of the convolution and the output gate, and `out` reads the net's output.
+    the convolution's inputs and the output gate, and `out` reads the net's output.
     """
 
     input_norm: Tensor  # [hidden]

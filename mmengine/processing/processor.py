@@ -329,7 +329,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """Return a key for the encoder and the patch settings."""
+    """Return a key for media hashes. The key differs for each encoder and for each setting of the patches."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

@@ -97,7 +97,7 @@ class Driver:
         self._progress = progress
         self._meter = Meter(len(workload.requests), settings.config.max_num_seqs)
         self._pending = sorted(workload.requests, key=lambda each: each.arrival)
-        self._next = 0  # the index in `_pending`
+        self._next = 0  # index of the next arrival in `_pending`
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()

@@ -45,7 +45,7 @@ _KEYWORDS = {
 def schema_ebnf(text: str, most_digits: int = 0) -> str:
     """Write a normalized schema as EBNF. Raises SchemaRefused if the schema cannot be enforced exactly.
 
-    `most_digits`: as `most` in Range.
+    `most_digits`: maximum number of digits if a bound is missing (see Range); 0: no maximum.
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})

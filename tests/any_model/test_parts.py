@@ -1,4 +1,6 @@
-"""Tests which modules `parts_of` finds: the decoder, the LM head's owner, and the owner's body."""
+"""Tests which modules `parts_of` finds: the decoder, the module with the LM head, and this module's inner
+model.
+"""
 
 import pytest
 import torch

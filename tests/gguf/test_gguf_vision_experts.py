@@ -43,7 +43,9 @@ def folder(tmp_path_factory):
 
 
 def experts_of(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the GGUF tensors for transformers' tensor `name`. Transformers stacks gate and up."""
+    """Return the GGUF tensors for transformers' tensor `name`. transformers stores the gate and up matrices
+    in a single tensor.
+    """
     layer = name.removeprefix(MIXED).partition(".")[0]
     if name.endswith("down_proj"):
         return {f"blk.{layer}.ffn_down_exps.weight": values}
@@ -52,8 +54,8 @@ def experts_of(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def write_files(folder, out, **more):
-    """Write the text model's and the projector's files. `more`: metadata that the text model adds or
-    replaces.
+    """Write the text model's and the projector's files. `more`: metadata to add to the text model's file, or
+    to replace there.
     """
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
     text, tensors, plain = config["text_config"], [], {}

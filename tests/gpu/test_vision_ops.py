@@ -45,7 +45,9 @@ def test_wrong_or_failing_kernels_are_detected():
 
 
 def test_the_varlen_call_fits_torchs_signature(monkeypatch):
-    """The call fits the real signature. A fake computes the attention, which needs a GPU."""
+    """The call fits torch's real signature. A fake replaces the attention itself, because torch's attention
+    needs a GPU.
+    """
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     from inspect import signature
 

@@ -68,8 +68,8 @@ def test_wrapped_addresses_are_unwrapped():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """`is_public` refuses an address that equals the source address of packets to it. The patches make the
-    loopback address look public.
+    """`is_public` refuses this machine's address: packets to this address have the same source address. The
+    patches make the loopback address look public.
     """
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)

@@ -184,7 +184,7 @@ def test_a_quantised_model_has_a_quantised_head(folder, form):
 
 @pytest.mark.parametrize("specs", [("none", "auto"), ("mtp", "auto"), ("auto", "mtp"), ("mtp", "mtp")])
 def test_a_log_continues_with_or_without_the_head(folder, tmp_path, specs):
-    """A log that was started without a head continues without a head."""
+    """The first process's setting decides: a log that began without a head continues without a head."""
     if library.load() is None:
         pytest.skip(library.describe())
     found = []

@@ -73,7 +73,7 @@ def test_a_different_token_is_an_input_difference(folder, tmp_path):
 
 
 def test_shapes_are_compared_without_content(folder, tmp_path):
-    """With `shapes`, different tokens are no difference, but different decisions are."""
+    """With `shapes`, `diff` ignores different tokens and reports different decisions."""
 
     def other(event, step):
         if isinstance(event, ev.Executed) and event.token_ids:
@@ -109,7 +109,9 @@ def test_a_log_that_ends_before_the_other(folder, tmp_path):
 
 
 def test_requests_may_be_matched_in_order(tmp_path):
-    """Requests with different ids are matched by arrival order, and different prompts by shape."""
+    """With "arrival", `diff` matches requests with different ids. With `shapes`, `diff` also ignores
+    the prompts' content.
+    """
     for seed in (1, 2):
         busy_run(tmp_path / f"{seed}", seed, mixed=True)
         redact(tmp_path / f"{seed}", tmp_path / f"{seed}-public", bytes(16))
@@ -122,7 +124,7 @@ def test_requests_may_be_matched_in_order(tmp_path):
 
 
 def test_rows_and_blocks_are_ignored(tmp_path):
-    """A request's row and block numbers do not count. In the second log, request y arrives first."""
+    """`diff` ignores a request's row and block numbers. In the second log, request y arrives first."""
     config = settings_of(num_blocks=33, enable_prefix_caching=False)
     for name, order in {"one": ("x", "y"), "two": ("y", "x")}.items():
         core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / name))

@@ -86,7 +86,9 @@ def test_an_unimportable_triton_is_reported(monkeypatch):
 
 
 def test_the_kernels_are_compared_with_torch(monkeypatch):
-    """The trial compares the kernels with torch for all tile sizes, also for unusual numbers of heads."""
+    """Before use, the backend compares the kernels with torch for all tile sizes, also for unusual numbers of
+    heads.
+    """
     made = []
 
     class Watched(TorchPagedAttention):

@@ -15,7 +15,7 @@ from tests.serve.serve_fakes import builder
 
 
 async def caller(engine, rng, number):
-    """Send a request with random options, and check a complete answer."""
+    """Send a request with random options, and check the answer if it is complete."""
     prompt = f"{number} " + "größe € " * rng.randint(0, 12)
     options = {"max_tokens": rng.choice((1, 5, 200)), "n": rng.choice((1, 1, 1, 3))}
     if rng.random() < 0.2:

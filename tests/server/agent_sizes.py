@@ -71,7 +71,7 @@ def schema_of(number: int) -> dict:
 
 
 def enlarge(name: str, client: dict) -> dict:
-    """Return the client with a prompt, tools and tool results of a real agent's sizes."""
+    """Return the client with a prompt, tools and tool results that are as large as a real agent's."""
     system, num_tools, result = SIZES[name]
     texts = {"{system}": text_of(system), "{result}": text_of(result, 1)}
     written = json.dumps(client)

@@ -100,7 +100,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def as_systemd(command, given):
-    """Return a command that inherits a listening socket as from systemd, and the descriptors to pass.
+    """Return a command whose process gets a listening socket in systemd's way, and the file descriptors to
+    pass to the process.
     `given`: the socket, or None.
     """
     if given is None:

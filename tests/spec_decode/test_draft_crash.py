@@ -39,7 +39,7 @@ def requests(in_forms, most_tokens):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a function that runs requests and returns three copies of the log. The copies are made after
-    about one, two and three fifths of the tokens. Each config runs only once.
+    about 20 %, 40 % and 60 % of the tokens. Each config runs only once.
     """
     copies = {}
 
@@ -78,13 +78,13 @@ def copies_of_a_run(asked, folder, config, count, apart):
         ("script", "all", "script"),
         ("eagle3", "goodput", "eagle3"),
         ("grammar", "all", "auto"),  # the first process has no KV cache for a draft head
-        ("auto", "all", "grammar"),  # the later process has no such cache
+        ("auto", "all", "grammar"),  # the later process has no KV cache for a draft head
         ("auto", "all", "eagle3"),
         ("eagle3", "all", "auto"),
     ],
 )
 def test_a_resumed_run_gives_the_same_answers(spec, policy, later, run, tmp_path):
-    """Another process continues with the drafters `later`. With goodput, it continues from snapshots with
+    """Another process continues with the drafters `later`. With goodput, the log has snapshots, which contain
     goodput's state.
     """
     kind = bool({"auto", "grammar"} & {spec, later}), 40 if policy == "all" else 120

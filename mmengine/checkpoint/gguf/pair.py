@@ -38,7 +38,9 @@ def gguf_file(model: Path) -> Path:
 
 
 def projector_file(model: Path) -> Path | None:
-    """Return the projector that `model` names, or else the projector beside the file, or None."""
+    """Return the projector that `model` names, or by default the projector in the model's folder. Return None
+    if `model` names "none", or if the folder has no projector.
+    """
     file, named = gguf_file(model), parts_of_pair(model)[1]
     if named is not None:
         return None if named == NO_PROJECTOR else Path(named)

@@ -29,14 +29,14 @@ class RequestState:
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # engine-wide number of the request's last preemption, from 1
+    preempted: int = 0  # number of the request's last preemption; the engine numbers all preemptions from 1
     num_cached: int = NEVER_RAN  # number of prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks with swapped KV
     num_swapped: int = 0  # number of tokens whose KV is in `host_blocks`
     admitted_step: int = NEVER_RAN  # number of the step that last admitted the request
     idle_preemptions: int = 0  # number of preemptions since the request last got a token
-    # Number of failed steps that had only this request. 1 if only steps with several requests failed.
+    # Number of failed steps that had only this request. A shared failed step only raises 0 to 1.
     failures: int = 0
     # After a failed step, the request may only join steps with at most this many rows; 0: no limit.
     isolation_rows: int = 0
@@ -57,8 +57,8 @@ class RequestState:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Return whether blocks from a store could help. The request needs a full block before its last
-        token. For prompt logprobs the whole prompt is computed.
+        """Return whether blocks from a store could help. A request without a full block before its last token
+        cannot use fetched blocks. A request with prompt logprobs must compute its whole prompt.
         """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored

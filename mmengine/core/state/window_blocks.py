@@ -82,8 +82,9 @@ class WindowTables:
 
     `tables`: int32 [group, row, number], 0 where the row holds no block. `first_held`: int32 [group, row],
     the lowest block number that the row holds; the highest number is equal in all groups. `release_at`: int32
-    [row], the number of computed tokens at which the row can next release blocks. `order`: each group's index
-    in the settings, first group first. vLLM allocates and frees blocks in the settings' order.
+    [row], the number of computed tokens at which the row can next release blocks. `order`: the groups'
+    indices in the settings, beginning with the first group. vLLM allocates and frees blocks in the settings'
+    order.
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):

@@ -128,8 +128,8 @@ class NativeTextDecoder:
         """Compute all layers and return the normed hidden states [t, hidden].
 
         `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
-        [3, t]. Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its
-        tokens.
+        [3, t]. Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products to the rows
+        that use the adapter.
         """
         cos, sin = self._rotary.rows(positions)
         report_step()  # Reported only once, because a single call computes all layers.
@@ -146,7 +146,7 @@ class NativeTextDecoder:
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
 
     def adapter(self, tensors: AdapterTensors) -> PackedAdapter:
-        """Return the adapter's matrices packed for this decoder, for LoadedAdapter.text."""
+        """Pack an adapter's matrices for this decoder. The result is stored in LoadedAdapter.text."""
         return PackedAdapter(decoder_parts(self._config, tensors))
 
 

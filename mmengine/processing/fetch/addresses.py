@@ -64,8 +64,8 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    The system reaches a local address from the same source address. Connecting a UDP socket reveals the
-    source address without sending a packet.
+    If this machine owns the address, packets to the address also have it as their source address. Connecting
+    a UDP socket reveals the source address without sending a packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

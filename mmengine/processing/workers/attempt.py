@@ -20,7 +20,7 @@ class Attempt:
     """A preparation that can be cancelled. Thread-safe.
 
     `ends_at`: deadline by time.monotonic(); None for no deadline. `waits`: whether to wait while all decoders
-    are busy; False starts an additional decoder.
+    are busy. If False, an additional decoder is started.
     """
 
     def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:

@@ -48,8 +48,8 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
 
 def find_requests(folder: Path, given: str) -> list[str]:
     """Return the ids in the log that belong to `given`, in arrival order. `given` may be any id that a client
-    knows (see `client_ids`). If no request matches, raises LogError with similar ids. Also raises `verify`'s
-    errors.
+    knows (see `client_ids`). If no request matches, raises LogError with similar ids. Also raises
+    CheckedLog's errors.
     """
     log = CheckedLog(folder)
     requests = log.first_state().requests
@@ -99,8 +99,8 @@ def _meant(given: str) -> list[str]:
 
 
 def _belongs(name: str, wanted: str) -> bool:
-    """Return whether `name` is `wanted`, or one of its prompts or choices. `name` may begin with the hash of
-    an API key.
+    """Return whether `name` is the id `wanted`, or the id of a prompt or a choice in the call `wanted`.
+    `name` may begin with the hash of an API key.
     """
     owner = OWNER.match(name)
     for own in (name, name[owner.end() :] if owner else name):

@@ -1,1 +1,3 @@
-"""The rules that each logged decision must satisfy, and checks of observations."""
+"""The rules that each logged decision must satisfy, and checks of logged observations (events from outside
+the engine).
+"""

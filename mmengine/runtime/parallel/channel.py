@@ -1,7 +1,7 @@
 """Messages between rank 0 and another rank (a follower), over an inherited pair of Unix sockets.
 
 A message has its kind (one byte), its length (8 bytes, little endian) and its body. If a process ends, the
-channel closes and its peer stops waiting.
+channel closes and the other process stops waiting.
 """
 
 import socket
@@ -17,9 +17,9 @@ class MessageKind(IntEnum):
 
     JOB: the model to load, and how to connect (job.py). START: a snapshot with the engine's initial state.
     STEP: log frames with the decisions for a step, which the follower computes. READY: sent when the weights
-    are loaded, and again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS:
-    this rank's last message, why the rank cannot continue. WORD: a follower's progress while steps are
-    captured. Rank 0 replies whether all ranks sent the same word (graphs.py).
+    are loaded, and again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS: a
+    rank's last message, with the reason why the rank cannot continue. WORD: describes a follower's progress
+    while CUDA graphs are captured. Rank 0 replies whether all ranks sent the same word (graphs.py).
     """
 
     JOB = 1

@@ -14,8 +14,8 @@ class OpenRequests:
 
     Once `failure` or `is_closing` is set, no further request can be added.
 
-    `running` maps request ids in the engine to channels. Only the engine's thread calls `deliver` and
-    `acknowledge` and changes `running`; any thread may call the other methods.
+    `running` maps request ids in the engine to channels. Only the engine's thread changes `running`, and
+    calls `end_with` and the methods after `end_with`. Any thread may call the other methods.
     """
 
     def __init__(self, limit: int) -> None:
@@ -110,7 +110,7 @@ class OpenRequests:
     def deliver(self, outputs: list[RequestOutput], engine: Engine) -> None:
         """Pass outputs to their callers. Cancels requests whose caller's event loop is closed."""
         finished = [output.request_id for output in outputs if output.completion is not None]
-        for request_id in finished:  # removed first, so that a caller can at once submit another request
+        for request_id in finished:  # removed first, so that a caller can immediately submit another request
             self.forget(self.running[request_id])
         for channel in deliver((self.running[output.request_id], output) for output in outputs):
             channel.closed = True

@@ -21,7 +21,7 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs
 
 AGAIN = "the engine hung before it queued the request: send the request again"
-_SYNC_LIMIT_S = 10.0  # maximum time that `settled` waits for a step; the engine may have ended
+_SYNC_LIMIT_S = 10.0  # maximum time that `settled` waits for a step, in case the engine has ended
 
 
 class Recovery:

@@ -64,7 +64,9 @@ class BatchEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A job that has not been submitted. `prepared` is None if the previous process submitted the job."""
+    """A job that this process has not submitted. `prepared` is None if the previous process submitted the
+    job.
+    """
 
     index: int
     options: Options
@@ -107,7 +109,7 @@ def run_batch(
 def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
     """Yield an iterator over a request's outputs.
 
-    The iterator steps the engine; its last output has the completion. Leaving the block cancels a running
+    The iterator steps the engine. The last output has the completion. Leaving the block cancels a running
     request. A running batch's answers that end meanwhile are stored in `batch_done`.
     """
 

@@ -47,7 +47,7 @@ class ResponseBuilder:
         self._pending: deque[tuple[PromptStream, RequestOutput]] = deque()
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
-        # Work on a thread, for which later outputs wait.
+        # Work on another thread. Later outputs wait until this work is done.
         self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = None
 
     async def open(self) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from mmengine.server.http.media_payloads import find
 
 MIN_BYTES = 2**15  # Shorter lists stay in the body.
-MAX_LISTS = 4096  # Maximum number of prompts in a body.
-_PIECE = 2**15  # Bytes that a step decodes.
+MAX_LISTS = 4096  # Maximum number of inner lists, each a prompt.
+_PIECE = 2**15  # Approximate number of bytes in a chunk.
 _MAX_HEAD = 128  # Maximum distance from a field's name to its value in bytes.
 _MAX_PLACES = 64  # Maximum number of occurrences of the field's name that are examined.
 _SIGNS = b"-0123456789,[] \t\r\n"  # Characters that lists of integers may contain.
@@ -41,8 +41,8 @@ NO_IDS = TokenIds((), [])
 def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[bytes, TokenIds]:
     """Remove the long integer list in `field`, and return the body and the list.
 
-    `may_nest`: whether the value may be a list of lists. Integers that do not fit in 32 bits become -1, which
-    is not a valid token id either. Call this function on a worker thread; it releases the GIL between chunks.
+    `may_nest`: whether the value may be a list of lists. Integers that do not fit in 32 bits are no valid
+    token ids, and become -1. Call this function on a worker thread; it releases the GIL between chunks.
     """
     at, name = 0, b'"%b"' % field
     for _ in range(_MAX_PLACES if len(body) > MIN_BYTES else 0):

@@ -82,7 +82,7 @@ class SessionRegistry:
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
-        """Let each owner keep the tenant of its sessions in the previous process."""
+        """Restore each owner's tenant from the previous process's sessions."""
         with suppress(MMEngineError):  # The engine has ended.
             found = await self.engine.sessions()
             self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)

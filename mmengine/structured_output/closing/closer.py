@@ -23,9 +23,9 @@ class Closer:
     current position; None if no completion is known. `path` depends only on the generated tokens, so a row
     that is computed again gets the same completion. `left`: number of tokens that may still be generated.
     `has_closed`: whether a completion replaced a token that the model chose, or used the budget's last
-    tokens. A new Closer that consumes a resumed row's tokens recognizes only the second case. After `cut` or
-    `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether `finish`
-    was called.
+    tokens. A new Closer that consumes a resumed row's tokens does not recognize replaced tokens. After `cut`
+    or `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether
+    `finish` was called.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Closer:
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
         """Return the token to generate after the model chose `token`, while the grammar waits for `start`.
 
-        Forces the tokens of `start` as soon as the budget only suffices for a completion.
+        If the remaining budget only suffices for `start` and a completion, the tokens of `start` are forced.
         """
         if self.path is None or (
             not self.is_cut and len(start.missing([token])) + len(self.path) < self.left

@@ -234,7 +234,7 @@ class Packer:
 
 
 def patches_of(views: list[View]) -> torch.Tensor:
-    """Return the pixels of views, fp32 (V, P, 1536). P is in merge-block order, as in the processors."""
+    """Return the pixels of views, fp32 (V, P, 1536). The patches have the processors' merge-block order."""
     pixels = np.stack([np.stack([np.asarray(first), np.asarray(second)]) for first, second, _ in views])
     count, _, side, _, _ = pixels.shape
     across = side // (PATCH * MERGE)

@@ -49,7 +49,9 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a new VllmConfig for a text model. `settings`: EngineArgs' arguments, and _OF_SCHEDULER."""
+    """Return a new VllmConfig for a text model. `settings`: arguments of EngineArgs, and the settings in
+    _OF_SCHEDULER, which are ignored.
+    """
     names = sorted(settings.keys() - {*_OF_SCHEDULER})
     return copy.deepcopy(_engine_config(tuple((name, settings[name]) for name in names)))
 
@@ -183,7 +185,9 @@ def could_run(scheduler):
 
 
 def sampling_requests(scheduler, output):
-    """Return the requests that get a token in the scheduled step: all except prompt chunks."""
+    """Return the requests that get a token in the scheduled step. A request whose prompt continues in a later
+    step gets no token.
+    """
     return [name for name in output.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk]
 
 

@@ -51,7 +51,9 @@ def find(word: str) -> Command:
 
 
 def number_of(text: str, what: str, default: int | None = None) -> int:
-    """Return the integer in a text. Raises InvalidRequest, with `what` naming the expected value."""
+    """Return the integer in a text. Raises InvalidRequest. `what`: describes the expected value in the
+    error.
+    """
     if not text and default is not None:
         return default
     try:

@@ -87,7 +87,7 @@ def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: st
 
 
 def _node(node: dict[str, dict], tail: str) -> str:
-    """Return a pattern for the text that may follow a trie node, or "" if no text may.
+    """Return a pattern for the text that may follow a trie node, or "" if no text may follow.
 
     The node keys "name" and "prefix" mark where a name or a prefix ends.
     """
