@@ -14,7 +14,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 def medians(parts: Sequence[Part]) -> Part:
     """Return a Part with the median over all runs in each numeric cell. For an even number of runs, the
-    median is the lower middle value.
+    median is the lower of the two middle values.
 
     Other cells and titles come from the first run. The notes of all runs are combined without duplicates.
     """

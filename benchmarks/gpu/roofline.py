@@ -25,9 +25,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A measured figure and a target. `measured` and `floor` have the unit `unit`. `floor`: a lower bound for
-    a time, or a rival's throughput. `fraction`: `floor / measured` for a time, `measured / floor` for a
-    throughput. `wanted`: the lowest fraction that meets the goal, or None.
+    """Compares a measured time with its lower bound, or a measured throughput with a rival's throughput.
+    `floor`: this bound, or the rival's throughput. `measured` and `floor` have the unit `unit`. `fraction`:
+    `floor / measured` for a time, `measured / floor` for a throughput. `wanted`: the lowest fraction that
+    meets the goal, or None.
     """
 
     measured: float

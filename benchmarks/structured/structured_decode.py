@@ -60,8 +60,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Totals for the steps after the first step in which every row gets a token. `passes` adds up the rows
-    that get tokens in each step.
+    """Totals for the steps after the first step in which every row gets a token. `passes`: the number of rows
+    that get tokens, summed over these steps.
     """
 
     cpu_ns: int
@@ -150,7 +150,7 @@ def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
 
 
 def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[str, list[Decoded]]:
-    """In each round, run every way on the same 16 or more pictures, `batch` at a time."""
+    """In each round, run every way on the same pictures, with `batch` concurrent requests."""
     found: dict[str, list[Decoded]] = {way: [] for way in WAYS}
     each = max(1, 16 // batch)
     for number in range(rounds):

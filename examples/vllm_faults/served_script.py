@@ -31,7 +31,8 @@ def _config(**settings):
 
 
 def serve(script, fault, folder, max_steps=2**62):
-    """Run a script's requests, and write the run's log to `folder`. `fault`: a scheduler class.
+    """Run a script's requests, and write the run's log to `folder`. `fault`: the scheduler class that serves
+    the requests.
 
     The run ends when nothing is scheduled and no request is left to arrive, or after `max_steps` steps.
     """

@@ -77,8 +77,7 @@ def _recorder(
     """Return a recorder of decisions, or None if no records are needed.
 
     Records are written to `out`. If the scenario has expected records, actual records are also appended to
-    `actual`. Only a scenario's records contain the queues. For other workloads, the file begins with the
-    config.
+    `actual`. Only a scenario's records contain the queues. For other workloads, `out` begins with the config.
     """
     from mmengine.simulation.records import Recorder, record_line  # Lazy: numpy
 

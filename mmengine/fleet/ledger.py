@@ -64,7 +64,7 @@ class Ledger:
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # file sizes in bytes, by request id
         self.since = 0.0  # Unix time of the oldest file that was found; 0.0 if none was found
-        # entries from an earlier ingress that are neither claimed nor dropped yet, by request id
+        # an earlier ingress's entries that this ingress has neither taken over nor dropped, by request id
         self.found: dict[str, LedgerEntry] = {}
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):

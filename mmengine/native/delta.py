@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmengine.native.linear import Linear
 
-MAX_KEY_DIM = 256  # the CPU kernels' limit; torch computes larger keys
+MAX_KEY_DIM = 256  # the CPU kernels' limit; torch computes nets with larger keys
 MAX_TAPS = 16  # the kernels' limit on a convolution's kernel size
 _NUMBER, _ADDRESS, _STRIDE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
 _ARRAYS = (
@@ -17,13 +17,14 @@ _ARRAYS = (
     *("kept_starts", "kept_after", "kept_slots"),
 )
 _TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # (tensor, its first axis)
-STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # the arrays of a StepStates
+# the arrays in StepStates (models/states.py)
+STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
     """A gated delta net's dimensions. `num_key_heads`: heads of q and of k. `num_heads`: heads of v, a
-    multiple of `num_key_heads`. `tiled`: see DeltaConfig.
+    multiple of `num_key_heads`. `tiled`: whether value head h uses key head h % `num_key_heads`.
     """
 
     num_key_heads: int
@@ -88,7 +89,7 @@ class StateStep:
         """Fill `c` for a step and return self.
 
         `tensors`: the states conv, recurrent and pending. `arrays`: the STATE_ARRAYS of a StepStates, int32.
-        `stayed`: int32 [rows], the number of accepted tokens that each row computes again.
+        `stayed`: int32 [rows], each row's number of accepted drafts, which this step adds to the row's state.
         """
         c, sizes = self.c, self._sizes
         starts = arrays["query_starts"]

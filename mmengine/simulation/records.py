@@ -53,7 +53,7 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        # The record that gets the next ends of requests. This first record is discarded.
+        # The record to which the next finished requests are added. The initial record is discarded.
         self._ending = _Open({}, set())
         self._names: dict[int, str] = {}  # row -> request id
 
@@ -109,8 +109,8 @@ class Recorder:
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """Record the free resources after a step's tokens were applied. Skip a step with aborted requests
-        under mmengine's own scheduler, because these requests still hold resources.
+        """Record the free resources after a step's tokens were applied. Without `compat`, skip a step with
+        aborted requests, because these requests still hold resources.
         """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free

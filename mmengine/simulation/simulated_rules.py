@@ -2,7 +2,7 @@
 
 For these models, the simulated KV value of a token also depends on later tokens in the step, as with
 bidirectional attention. A scheduler that splits an image over steps therefore changes the output. A prefix
-hit with another prompt's KV does so too.
+hit with another prompt's KV also changes the output.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ _FACTOR = 0x94D049BB133111EB
 
 
 def run_value(length: int) -> np.uint64:
-    """Return the summand for each image token in a step that computes `length` tokens of the image."""
+    """Return the summand for an image token's KV value in a step that computes `length` image tokens."""
     return np.uint64(length * _FACTOR % 2**64)
 
 
 def prompt_value(request: Request, num_known: int) -> np.uint64:
-    """Return the summand for each prompt token in a step that computes the prompt up to token `num_known`."""
+    """Return the summand for a prompt token's KV value in a step that ends at token `num_known`."""
     num_known = min(num_known, len(request.prompt_token_ids))
     found = hashlib.blake2b(request.prompt_token_ids[:num_known].tobytes(), digest_size=8)
     for item in request.media:

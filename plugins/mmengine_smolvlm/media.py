@@ -31,7 +31,7 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import load_video, span_of
 
 MAX_EDGE = 4096  # Maximum longest edge of a resized image, in pixels.
-SKIPPED_S = 1.0  # Seconds skipped at each end of a video that is much longer than its sampled part.
+SKIPPED_S = 1.0  # Seconds that `sample` skips at each end of a long video.
 _EDGE, _SIDE = 4 * 364, 364  # Default longest edge and tile side in transformers' processors.
 _DONE = {
     "image_mean": [0.5, 0.5, 0.5],
@@ -53,7 +53,7 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TileSettings:
-    """Implements MediaSettings and VideoRules for SmolVLM2.
+    """Implements MediaSettings (processing/media/settings.py) and VideoRules (processing/media/video.py).
 
     All edges are in pixels. `side`: a tile's side. `longest_edge`: the longest edge of an image before
     it is cut into tiles. `frame_edge`: the longest edge of a frame before it is resized to a tile.

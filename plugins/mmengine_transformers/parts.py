@@ -12,8 +12,9 @@ from mmengine.errors import ModelError
 class ModelParts:
     """A transformers model's modules.
 
-    `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to its
-    body's output; the whole model for a text model. `body_name`: the owner's attribute for the body.
+    `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head`. In a
+    text model, this is the whole model. `body_name`: the owner's attribute for the inner model whose output
+    `head` reads.
     """
 
     model: PreTrainedModel
@@ -46,10 +47,10 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
 
 
 def _body_name(name: str, owner: PreTrainedModel) -> str:
-    """Return the attribute of the body in front of the owner's head. Raises ModelError.
+    """Return the owner's attribute for the inner model whose output the head reads. Raises ModelError.
 
-    `name`: the architecture, for messages. The body is the attribute `base_model_prefix`, or else the owner's
-    only inner model (Llama4ForCausalLM).
+    `name`: the architecture, for messages. The attribute is the owner's `base_model_prefix`, or else its only
+    inner model (Llama4ForCausalLM).
     """
     bodies = [each for each, child in owner.named_children() if isinstance(child, PreTrainedModel)]
     if owner.base_model_prefix in bodies:

@@ -149,7 +149,7 @@ def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     assert found["pixels"] == pytest.approx(expected)
     assert bool(found["problem"]) == (left > right or top > bottom)
     assert (tmp_path / "a.html").read_text().count("<rect ") == 1
-    # Without boxes.jsonl, the next process only computes the boxes, as after a kill.
+    # boxes.jsonl is missing, as after a kill, so the next command computes only the boxes.
     (tmp_path / "a.jsonl.work" / "boxes.jsonl").unlink()
     closed, close = [], Engine.close
     monkeypatch.setattr(Engine, "close", lambda engine: (closed.append(engine), close(engine)))
@@ -178,7 +178,7 @@ def start(command, folder):
 
 
 def kill_after_bytes(process, path, rng):
-    """Kill the command soon after the file `path` has grown, and return whether it was running."""
+    """Kill the command soon after the file `path` has grown. Return whether the command was still running."""
     size, until = size_of(path), time.monotonic() + 60
     while process.poll() is None and size_of(path) == size and time.monotonic() < until:
         time.sleep(0.001)

@@ -52,7 +52,7 @@ def write_model(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"swaps": True}, {"fused": True}], ids=["new", "old", "fused"])
 def test_the_files_have_the_folder_s_tensors(folders, tmp_path, kind, options):
     if kind == "qwen2_5_vl" and "swaps" in options:
-        options = options | {"vision": {"feed_forward_length": (UINT32, 0)}}  # As the oldest files have it.
+        options = options | {"vision": {"feed_forward_length": (UINT32, 0)}}  # The oldest files store 0.
     found = GGUFModel(write_qwen2_vl(folders / kind, tmp_path, **options)).tensors(str)
     theirs = weights_of(folders / kind)
     assert found.keys() == theirs.keys()

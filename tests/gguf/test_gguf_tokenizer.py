@@ -151,7 +151,7 @@ def test_all_end_tokens_are_listed(opened):
 
 
 def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
-    """As in llama.cpp, some names mark end tokens. The token's type must be control."""
+    """As in llama.cpp, some names mark end tokens. A token with such a name must have the type control."""
     tokens = ["<|im_end|>", "<|endoftext|>", *BYTES, "<|eot_id|>", "</s>", "<eos>"]
     keys = {
         "tokens": (ARRAY, (STRING, tokens)),

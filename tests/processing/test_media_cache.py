@@ -118,7 +118,7 @@ def test_the_longest_unused_goes_and_the_bound_holds():
     get(b"a", 10)  # Now b is the least recently used.
     get(b"d", 10)
     assert [key in cache._values for key in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    get(b"e", 31)  # Larger than the cache: returned, not stored.
+    get(b"e", 31)  # A value larger than the cache is returned and not stored.
     assert cache.num_bytes == 30
     get(b"f", 25)
     assert list(cache._values) == [b"f"]

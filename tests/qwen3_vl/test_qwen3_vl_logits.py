@@ -1,5 +1,5 @@
-"""Tests that the whole model gives transformers' logits for any batch and chunks, with the CPU kernels and
-with torch.
+"""Tests that the whole model gives the same logits as transformers for any batches and chunks, with the CPU
+kernels and with torch.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
 def decoder(request):
-    """Load models with this decoder class."""
+    """Make all models use the decoder class that this fixture yields."""
     if request.param == "torch":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("mmengine.models.network.native.load", lambda: None)
@@ -174,7 +174,9 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """If the config ties the embeddings, a stored head is used only if it differs, as in transformers."""
+    """If the config ties the embeddings, a stored head is used only if it differs from them, as in
+    transformers.
+    """
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration
 

@@ -61,7 +61,7 @@ def test_text_and_the_empty_prompt():
         (((1, 4), (3, 4)), (2, 4, 4)),  # Overlap.
         (((8, 4),), (1, 4, 4)),  # Past the end.
         (((1, 4),), (2, 4, 4)),  # A temporal patch without its run.
-        (((1, 3),), (1, 4, 4)),  # Patches per embedding not a square number.
+        (((1, 3),), (1, 4, 4)),  # The number of patches per embedding is not a square.
         (((1, 4), (6, 1)), (2, 4, 4)),  # Runs with two merge sizes.
         ((), (1, 4, 4)),
         (((1, 0),), (1, 4, 4)),

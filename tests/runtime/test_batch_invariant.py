@@ -85,7 +85,7 @@ def test_other_requests_change_no_bit(asked, dtype, alone, company):
 
 
 def test_without_batch_invariance_bits_may_change(asked):
-    """Without this difference, the tests above would prove nothing."""
+    """If the results were equal here, the tests above would prove nothing."""
     one, other = (bits(asked, "float32", batch_invariant=False, **each) for each in (ALONE, COMPANIES[0]))
     assert one != other
 

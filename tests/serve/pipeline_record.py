@@ -22,8 +22,8 @@ PACKAGES = ("transformers", "torch", "pillow", "av")
 
 
 def both_sides(codes):
-    """Run pipeline_sides.py in another process, and return its output. transformers checks for torchvision
-    only at its import.
+    """Run pipeline_sides.py in another process, and return its output. A new process is needed, because
+    transformers checks for torchvision only when it is imported.
     """
     command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
     done = subprocess.run(

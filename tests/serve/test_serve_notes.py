@@ -28,8 +28,8 @@ def form(**others: Any) -> dict[str, Any]:
 
 
 NOTED = ["#/x-order", "#/properties/a/format"]
-STRICT = ["#", "#"]  # a property is optional, and unnamed properties are allowed
-DIGITS = ["#"]  # numbers in unnamed properties have a maximum number of digits
+STRICT = ["#", "#"]  # notes on an optional property and on additionalProperties
+DIGITS = ["#"]  # a note that numbers in additional properties have a maximum number of digits
 
 
 def test_notes_come_with_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

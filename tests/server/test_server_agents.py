@@ -1,7 +1,7 @@
 """Tests calls from coding agents and chat pages, with ten turns for each client.
 
-agent_turns.json has each client's fields, blocks and tools. In this file, `{n}` is the turn's number.
-agent_sizes.py replaces {system} and {result} with generated texts.
+agent_turns.json has each client's fields, blocks and tools. In agent_turns.json, `{n}` stands for the turn's
+number. agent_sizes.py replaces {system} and {result} with generated texts.
 """
 
 import ast
@@ -340,7 +340,7 @@ def test_a_lark_grammar_that_is_not_supported_is_left_out_or_refused(server, str
 
 
 def test_agents_recognise_a_prompt_that_is_too_long(server):
-    """Claude Code reads both numbers from the message, and then compacts its conversation."""
+    """Claude Code reads the prompt's length and the limit from the message, and compacts its conversation."""
     text = "word " * 5000
     for status, _, answer in (
         message(server, messages=[{"role": "user", "content": text}]),

@@ -1,7 +1,7 @@
 """A naive scheduler with plain lists, written from docs/explanation/policies.md, docs/how-to/simulation.md
 and the scheduling rules. Tests compare its records for a scenario with the simulation's records.
 
-A policy is `rank(request)`, `victim(running)` and whether prompts go first.
+A policy has the functions `rank(request)` and `victim(running)`, and the flag `prefill_first`.
 """
 
 import zlib
@@ -40,7 +40,9 @@ RULES = {
 
 
 class NaiveScheduler:
-    """Runs a scenario without resets and late aborts. `config`: EngineConfig. `path`: the scenario file."""
+    """Runs a scenario that has no resets and no late aborts. `config`: EngineConfig. `path`: the scenario
+    file.
+    """
 
     def __init__(self, path, raw, config):
         self.config, self.rules = config, RULES[config.policy]

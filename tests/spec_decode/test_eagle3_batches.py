@@ -171,7 +171,9 @@ POOLS = st.fixed_dictionaries(
 
 
 def check(wanted, pool, most, seed, folder):
-    """Compare the answers if step n may verify at most `most[n % len(most)]` drafts for each row."""
+    """Compare a run's answers with the wanted answers. In the run, step n verifies at most
+    `most[n % len(most)]` drafts for each row.
+    """
     asked, want = wanted
 
     def steer(executor):

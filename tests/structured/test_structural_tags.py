@@ -84,7 +84,7 @@ class Accepts:
         return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 
     def reach(self, *parts):
-        """Return the matcher after the parts (texts and special tokens); None if a part is refused."""
+        """Return the matcher after the parts (texts and special tokens), or None if a part is refused."""
         matcher, self.seen = self.compiled.matcher(), []
         for part in parts:
             rest = part if isinstance(part, int) else part.encode()

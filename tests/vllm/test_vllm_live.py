@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm.version")  # the name `vllm` would find this folder
+pytest.importorskip("vllm.version")  # the name `vllm` alone would match the folder tests/vllm
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay import verify
@@ -25,7 +25,7 @@ def run(folder, scheduler, *arguments, processes=False, **environment):
         "MMENGINE_LOG": str(folder / "log"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE / "plugins"))),
-        "VLLM_LOGGING_LEVEL": "INFO",  # tests that import mmengine_vllm.deriving set ERROR
+        "VLLM_LOGGING_LEVEL": "INFO",  # an earlier import of mmengine_vllm.deriving may have set ERROR
         **environment,
     }
     command = [sys.executable, "-m", "tests.vllm.live_run", scheduler, *arguments]
@@ -76,7 +76,7 @@ def test_the_engine_in_a_process_of_its_own_records_too(tmp_path):
 def test_installing_the_plugin_changed_no_version():
     """The installed versions and `pip check` are the same before and after the plugin's installation.
 
-    A new process reads the versions, because an imported setuptools also lists its copies of packages.
+    A new process reads the versions, because importing setuptools adds its vendored packages to the list.
     """
     before = json.loads((HERE / "build/vllm/before.json").read_text())
     command = [sys.executable, str(HERE / "tests/vllm/installed.py")]

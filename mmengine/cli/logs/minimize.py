@@ -108,8 +108,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    A whole script (the log's requests and events) continues after each crash. To find a crash, this function
-    also tries scripts that end before a recovery.
+    The script with all requests and events continues after each crash. To find a crash, this function
+    therefore also tries shorter scripts, which end before a recovery.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries

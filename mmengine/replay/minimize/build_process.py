@@ -27,8 +27,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Return the first position at which the decisions that this build derives differ from the log. A log
-    that this build cannot read counts as different.
+    """Derive the log's decisions with this build, and return the first position at which they differ from the
+    log. A log that this build cannot read counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record

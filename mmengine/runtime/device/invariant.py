@@ -16,7 +16,7 @@ NOT_INVARIANT = (
 def check_invariant(model: VisionLanguageModel, device: Device) -> None:
     """Raise ConfigError if the decoder's or the sampler's results depend on the batch.
 
-    The attention backend is checked in make_backend.
+    make_backend (runtime/attention/registry.py) checks the attention backend.
     """
     if not getattr(model, "batch_invariant", False):
         raise ConfigError(NOT_INVARIANT)

@@ -49,7 +49,7 @@ class EngineThread:
         self.leaves = False  # whether `close` leaves running requests in the log
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._num_hangs = 0  # consecutive hangs; reset to 0 when a step returns
-        self._is_stuck = False  # whether a step hangs and no new engine replaced it
+        self._is_stuck = False  # whether a step hangs in an engine that was not replaced
 
     def start(self, open_requests: OpenRequests) -> None:
         """Start the thread that steps the engine. Each replacement after a hang calls this method again."""

@@ -70,7 +70,7 @@ class RequestIndex:
         return part
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
-        """Return a function that takes an answer's id in the core and returns whether the answer is still
+        """Return a function that takes a request's id in the engine and returns whether its answer is still
         needed.
         """
         missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
@@ -130,7 +130,7 @@ class AnswerFile:
         # Unbuffered, because a buffer would keep bytes that a full disk has refused, and write them later.
         is_new = fresh or not path.exists()
         self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
-        self.answered: set[int] = set()  # indices of the requests that the opened file answered
+        self.answered: set[int] = set()  # indices of the requests that the file answered when it was opened
         self._written: list[str] = []  # requests whose answers were written since the last sync
         self._synced_at = 0.0
         try:
@@ -163,7 +163,7 @@ class AnswerFile:
     def delivered(self, *, now: bool = False) -> list[str]:
         """Return the request ids whose answers have reached the disk since the last call.
 
-        The file is synced a few times a second, or at once with `now`.
+        The file is synced a few times a second, or immediately with `now`.
         """
         if not self._written or not (now or time.monotonic() - self._synced_at > SYNC_INTERVAL_S):
             return []

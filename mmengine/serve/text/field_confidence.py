@@ -25,8 +25,8 @@ def answer_confidence(
     confidences.
 
     `token_ids`: all tokens in the answer, including reasoning. `after`: the tokens that end the reasoning.
-    `confidences`: an entry for each token that this engine sampled. An answer's first tokens may come from
-    another engine.
+    `confidences`: an entry for each token that this engine sampled. The answer's first tokens
+    have no entry if another engine sampled them.
     """
     if grammar is None or not grammar.field_confidence or confidences is None:
         return None

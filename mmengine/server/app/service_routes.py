@@ -174,7 +174,9 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """Return the same prompt as a chat completion with these fields. Raises ApiError."""
+    """Return the prompt that a completion or a chat completion with the body's fields would have. Raises
+    ApiError.
+    """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:

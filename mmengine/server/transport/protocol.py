@@ -31,14 +31,14 @@ class Connection(HttpToolsProtocol):
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
-    # Bytes since the last request's body, or since the start of the connection.
+    # Bytes received since the last request's body, or since the start of the connection.
     _num_head_bytes = 0
     # Parsed bytes of the current request target, header fields and trailers.
     _num_field_bytes = 0
     _is_head_complete = False
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
-    _unread = 0  # Unread bytes at the last check.
+    _unread = 0  # Bytes in the write buffer at the last check.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert _has_both_ways(transport)
@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
                 data, head = data[upgrade.args[0] :], self._head_without_upgrade()
                 # The old parser may consider the connection closed.
                 self.parser = httptools.HttpRequestParser(self)
-                # uvicorn sets this for its parser too.
+                # uvicorn sets the same leniency for its parser.
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(head)
 

@@ -37,11 +37,11 @@ class ObjectKeys:
 class Hints:
     """Hints for a grammar.
 
-    `leaves` has scalars, shortest first. `texts` has patterns for strings or, if `is_bare`, for the whole
-    answer. `literals` has strings in their JSON spelling, without quotation marks. `keys` has each object's
-    properties. `due` has the JSON spelling of each required key in objects whose keys may come in any order.
-    `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if the text may
-    contain calls.
+    `leaves` has values as JSON text, shortest first. `texts` has patterns for strings or, if `is_bare`, for
+    the whole answer. `literals` has strings in their JSON spelling, without quotation marks. `keys` has each
+    object's properties. `due` has the JSON spelling of each required key in objects whose keys may come in
+    any order. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if
+    the text may contain calls.
     """
 
     leaves: list[bytes]
@@ -94,8 +94,8 @@ class Hints:
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
         """Return endings for the keys to try next, best first. All keys belong to a single object.
 
-        If the last candidate in schema order is required, only this key is returned, because all earlier
-        candidates are then optional.
+        If the last candidate in schema order is required, only this key is returned. The earlier candidates
+        are then optional, because the grammar lets an answer skip only optional keys.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]

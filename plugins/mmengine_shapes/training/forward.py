@@ -1,8 +1,8 @@
 """Computes a training forward pass with the weights of transformers' model.
 
 All views (images or pairs of video frames) in a batch have the same size, and the vision tower processes them
-together. `packing` puts several branches after a shared prefix, and the text model's mask separates the
-branches. The results equal transformers' own forward pass, which `evaluate` uses.
+together. packing.py puts several branches after a shared prefix, and the text model's mask separates the
+branches. The results equal transformers' own forward pass, which evaluate.py uses.
 """
 
 import torch
@@ -64,7 +64,7 @@ def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
     """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens in its branch and in the
-    prefix. Padding sees padding.
+    prefix. A padding token sees earlier padding tokens.
     """
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]

@@ -29,7 +29,7 @@ class PackedState:
 
     def __init__(self, data: bytes, live: bytes, requests: LiveRequests, base: "PackedState | None" = None):
         self.data, self.live, self.requests, self.base = data, live, requests, base
-        # The uncompressed body, for compressing later copies against this copy; b"" afterwards.
+        # The uncompressed content while later copies are compressed against this copy, and b"" otherwise.
         self.unpacked_base = b""
 
     @classmethod
@@ -59,7 +59,7 @@ class PackedState:
         return len(self.data) + len(self.live) + OBJECT_BYTES
 
     def unpacked(self) -> bytes:
-        """Return the copy's body. Raises CorruptLog for damaged bytes."""
+        """Return the copy's uncompressed content. Raises CorruptLog for damaged bytes."""
         base = b"" if self.base is None else self.base.unpacked_base or self.base.unpacked()
         return decompress("a saved state", self.data, base)
 
