@@ -37,8 +37,8 @@ class Watch:
         self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
-        """Return the session's `length` and `keep`. A session that reaches `length` tokens keeps the newest
-        half.
+        """Return the session's settings `length` and `keep` (tokens). A session that reaches `length` tokens
+        keeps the newest `keep` tokens, which is half.
         """
         first = next(iter(self._pictures()), None)
         if first is None:

@@ -3,7 +3,7 @@ groups).
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window. A
 request frees a block of such a group when no later query can see the block's keys. If all layers have a
-window, the only group has the longest window.
+window, there is only a single group, and its window is the longest window.
 
 A log of vLLM has the groups in vLLM's order, so its first group may have a window.
 """
@@ -68,13 +68,13 @@ def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
 
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:
-    """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks. The length
-    is at most 2**24 if all groups have a window and the blocks of these windows fit.
+    """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks. If all
+    groups have a window, requests free their old blocks, so the result is at most MAX_LENGTH.
 
     `num_blocks` does not count the dummy block, which no request uses.
     """
     all_windows = bool(groups) and all(group.window for group in groups)
-    # In blocks of the first group.
+    # `low` and `high` are lengths in blocks.
     low, high = 0, MAX_LENGTH // block_size if all_windows else max(0, num_blocks)
     while low < high:
         middle = (low + high + 1) // 2

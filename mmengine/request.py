@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Assumed maximum number of bytes after a stop string in the string's last token. Few tokens are longer.
+# Assumed maximum number of bytes after a stop string, in the token that completes the string.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -48,10 +48,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     each answer has its own sample index.
 
     The sampler never samples a token in `suppress_tokens`, or a token that completes a sequence in
-    `bad_words_ids`. With `no_repeat_ngram_size` n, the answer repeats no n-gram in prompt and answer.
-    `sequence_bias` holds pairs (tokens, bias). The bias is added to the last token's logit if the pair's
-    other tokens come right before. With `stop_in_min_tokens`, a stop string also ends an answer shorter than
-    `min_tokens`. `repetition_detection` ends an answer that repeats itself.
+    `bad_words_ids`. With `no_repeat_ngram_size` n, the answer repeats no n-gram from the prompt or from
+    itself. `sequence_bias` holds pairs (tokens, bias). The bias is added to the logit of the pair's last
+    token if the pair's other tokens come directly before. With `stop_in_min_tokens`, a stop string also ends
+    an answer shorter than `min_tokens`. `repetition_detection` ends an answer that repeats itself.
     """
 
     max_tokens: int = 256
@@ -304,7 +304,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
     these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
     token limit, "close" completes the answer, "length" cuts it off. `max_digits`: maximum number of digits in
-    each part of a number without a limit in the schema; 0: no maximum, None: the engine's setting.
+    each part of a number, if the schema does not limit the number; 0: no maximum, None: the engine's setting.
     `field_confidence`: whether tokens get a TokenConfidence.
     """
 

@@ -90,7 +90,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 3\n")
     (info / "entry_points.txt").write_text(f"[{registry.group}]\nstrange = strange_module:Plugin\n")
-    # The folder's time must change, even if the file system's clock is coarse.
+    # The folder's modification time must change, because Python caches the folder's content by this time.
     os.utime(tmp_path / "site", (2e9, 2e9))
     with pytest.raises(MMEngineError, match=r"strange is claimed by .*\(other 3\) and .*\(strange 1.2\); un"):
         registry.load("strange")

@@ -118,7 +118,7 @@ class Reference:
         }
         with torch.inference_mode():
             logits = self.model(**self._there(inputs), logits_to_keep=1).logits[0, -1].float()
-            # `min_new_tokens` suppresses the end of sequence.
+            # `generate` never selects the end of sequence here, because of `min_new_tokens`.
             ends = self.model.generation_config.eos_token_id
             logits[[] if ends is None else ends] = float("-inf")
             best = logits.topk(2).values

@@ -89,7 +89,9 @@ def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 
 
 
 def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
-    """Return (number of images that occur in several requests, number of all images)."""
+    """Count the images in all requests; a repeated image counts each time. Return (images that occur in
+    several requests, all images).
+    """
     shown: Counter[bytes] = Counter()
     for ask in asks:
         shown.update({media.item.mm_hash for media in ask.prepared.media})

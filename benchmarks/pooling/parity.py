@@ -136,7 +136,7 @@ def compare_images(rows: Rows, folder: Path, pictures: Sequence[Path], theirs: d
 
 
 def mixed_inputs(pictures: Sequence[Path]) -> list[Any]:
-    """Return for each picture the picture, the picture with a text, and a text."""
+    """Return three inputs for each picture: the picture alone, the picture with a text, and a text alone."""
     return [
         each
         for number, path in enumerate(map(str, pictures))

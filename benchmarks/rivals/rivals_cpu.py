@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rivals_cpu.md"
 FOUND = models.BUILD / "found.json"
 TITLE = "Engines for CPUs, side by side"
-# LONG: prompt tokens with a single row. SHORT: prompt tokens for each row with ROWS rows.
+# Prompt tokens per row. LONG applies to a single row, and SHORT applies to ROWS rows.
 LONG, SHORT, ROWS = 512, 32, 16
 STEPS = {1: 16, ROWS: 8}  # Steps per turn, keyed by the number of rows.
 # Prompts contain only token ids below this limit.

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
-STEPS = 20  # number of steps that `apart` times for each batch
+STEPS = 20  # number of steps that `apart` times in each turn
 SLOW_NS = 200_000_000  # a slower compilation is measured only once
 
 # Keyed by (side, case, kind); a side is a grammar library. Kind "compile": ns for the compilation. Kind
@@ -57,7 +57,9 @@ def one_row(
 
 
 def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
-    """Return each token's ns in one row, for mask and advance; None if a token is not allowed."""
+    """Return the time (ns) to fill the mask and to advance, for each token in `answer`. Return None if a mask
+    forbids a token.
+    """
     times = []
     for token in answer:
         begin = perf_counter_ns()

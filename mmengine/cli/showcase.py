@@ -32,7 +32,7 @@ class Question:
 
 
 def questions(folder: Path, seed: int) -> list[Question]:
-    """Return twelve questions: ten about one image, one about two images, and one about a video clip.
+    """Return twelve questions. Ten have a single image each, one has two images, and one has a video clip.
 
     Write the images to `folder` as PNG files. The training data does not contain the images.
     """

@@ -45,8 +45,8 @@ class ResumeState:
 
     `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`:
     numbers of steps without results in the log. `mode`, `cuts`: how the log was repaired. `fingerprints`: the
-    fingerprints in the last RECOVERED event; a check replaces them with the current model's. `undelivered`:
-    the observer that collects `answers`, also while the engine runs.
+    fingerprints in the last RECOVERED event; after a comparison, the current model's fingerprints replace
+    them. `undelivered`: the observer that collects `answers`, also while the engine runs.
     """
 
     started: ev.Started

@@ -3,7 +3,7 @@
 A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head.
 Normally one program computes a tile over all its keys. If there are fewer tiles than programs, several
 programs share a long tile (split-KV). Each program computes a part with SPAN keys, and the parts are joined
-afterwards. The result has the same bits either way.
+afterwards. The result has the same bits with and without split-KV.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmengine.ragged import counting
 
-SPAN = 256  # keys; a multiple of the keys that a program reads at once
+SPAN = 256  # keys; a multiple of the keys that a program reads in a loop iteration
 WHOLE = -1  # used as a part's index if one program computes all spans of the tile
 TILE_ROWS = (16, 32, 64)  # rows per tile: queries times heads; a tensor core needs at least 16
 ONE_TILE_ROWS = 32  # rows per tile if the size must not depend on the queries

@@ -1,4 +1,4 @@
-"""Tests which norm modules the CPU kernel replaces, with equal results."""
+"""Tests which norm modules the CPU kernel replaces, and that the results are equal."""
 
 import pytest
 import torch

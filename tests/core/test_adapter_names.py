@@ -17,8 +17,8 @@ def loaded(tag, name="mine"):
 
 
 def begun(*events):
-    """Return an engine after a step with two requests for adapter 1 (answers with 2 and 6 tokens) and
-    `events`.
+    """Return an engine after a step with `events` and two requests for adapter 1. The answers have 2 and 6
+    tokens.
     """
     engine = Bench(max_loras=4, lora_bytes=100)
     engine.core.inbox.put(loaded(1))

@@ -140,7 +140,7 @@ DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (
 
 @pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
 def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
-    """Steps overlap if drafting costs more time than it saves."""
+    """If drafting costs more time than it saves, steps have no drafts and overlap."""
     bench = Overlapping(
         cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
     )
@@ -158,7 +158,9 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 @pytest.mark.long
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
-    """Steps with drafting do not overlap, so the engine's time between steps (`host_ns`) adds to theirs."""
+    """Steps with drafting do not overlap, so each such step also takes the engine's time between steps
+    (`host_ns`).
+    """
 
     class Idle(SimulatedExecutor):
         def dispatch(self, plan):

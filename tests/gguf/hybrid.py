@@ -75,7 +75,7 @@ def keys(config: dict, *, has_head: bool) -> list:
 
 
 def tiled(values: np.ndarray, axis: int, config: dict, size: int) -> np.ndarray:
-    """Move value heads of `size` values along `axis` from grouped to tiled order."""
+    """Reorder the value heads along `axis` from grouped to tiled order. A head has `size` values."""
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     values = np.moveaxis(values, axis, 0)
     heads_of = values.reshape(keys, heads // keys, size, *values.shape[1:])

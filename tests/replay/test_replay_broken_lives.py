@@ -79,7 +79,7 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     assert {name: int(n) for name, n in zip(data["ids"], data["lane_answer"], strict=True)} == {
         name: whole[name] for name in data["ids"]
     }
-    # Steps may be in flight at the first record.
+    # The page may lack the steps that are in flight at the first record.
     shown = [line for line in steps if line.step >= data["first_step"]]
     assert len(shown) >= len(steps) - (in_flight if in_flight > 1 else 0)
     # The page may also show a step that was decided before the first record.
@@ -91,8 +91,8 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_crashed_step_verifies_at_each_crash_point(tmp_path, in_flight):
-    """A log verifies if the process is killed after any step, and the next process records the step as
-    crashed.
+    """A process is killed after each step, and the next process records the step as crashed. Each resulting
+    log verifies.
     """
     config = settings_of(max_in_flight=in_flight, checkpoint_interval=3)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log", reserve_bytes=0))

@@ -80,7 +80,7 @@ def send(by_url: bool) -> None:
     """Send all images to the model server, whose port is read from stdin. Prints two JSON lines: first the
     page server's port and the image sizes, then the response statuses.
     """
-    images = [encoded(seed) for seed in range(8)]  # Eight images are sent in turn.
+    images = [encoded(seed) for seed in range(8)]  # The requests use these images in turn.
     page_port = pages(images) if by_url else 0
     urls = [f"http://{_HOST}:{page_port}/{n}" if by_url else data_url(*each) for n, each in enumerate(images)]
     bodies = [body(url) for url in urls]

@@ -299,7 +299,7 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
 
 
 def test_a_call_releases_its_body():
-    """Reference counting alone frees the body, so the garbage collector is disabled."""
+    """The garbage collector is disabled, because reference counting alone must free the body."""
     rate = DrainRate()
     bodies = BodyBudget(100, 100, 1.0, rate)
     shares = FairShares(4, 0.5, bodies, rate)

@@ -1,5 +1,5 @@
-"""Tests not, oneOf, anyOf, if, dependentSchemas and unevaluated…: the masks accept exactly the valid
-instances.
+"""Tests the keywords `not`, oneOf, anyOf, `if`, dependentSchemas and unevaluated…. The masks accept exactly
+the valid instances.
 """
 
 import json

@@ -120,7 +120,7 @@ def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
 
 
 def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    if run and run[0].event == "Executed":  # The last prefill chunk sampled the first answer token.
+    if run and run[0].event == "Executed":  # The last prefill chunk's result, with the first answer token.
         yield [run.pop(0)]
     last = [run.pop()] if run and run[-1].event == "Scheduled" else []
     if len(run) > 4:

@@ -21,7 +21,7 @@ NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
 def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
     """Return the next change of a lease, or None. Apply each returned event before the next call.
 
-    Call this function before `complete` ends requests and frees their blocks.
+    Call this function before `complete` in completion.py, which ends requests and frees their blocks.
     """
     for session, req_state in _ending(view):
         wanted = _wanted(view, req_state)

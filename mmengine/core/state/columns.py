@@ -58,7 +58,7 @@ class RowColumns(Generic[Array]):
     scheduled: Int32[Array]  # number of tokens in the open step
     scheduled_drafts: Int32[Array]  # number of drafts at the end of the `scheduled` tokens
     num_drafts: Int32[Array]  # number of drafts after the known tokens, for the next step
-    drafter: Int32[Array]  # the number of the drafter that made these drafts
+    drafter: Int32[Array]  # the number of the drafter that made the `num_drafts` drafts
     plain_from: Int32[Array]  # blocks from this token on have no extra digest (media, salt, adapter)
     content: Int64[Array]  # content id of the last full block, which is the parent of the next block
     ended: Int8[Array]
@@ -70,8 +70,8 @@ class FlightColumns(Generic[Array]):
 
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps
-    # A row with this many known and pending tokens waits for the steps in flight. 0: the row waits for each
-    # step. For rows with a grammar, the value is negated.
+    # If a row has at least this many known and pending tokens, the row waits for the steps in flight. 0: the
+    # row waits for each step. For rows with a grammar, the value is negated.
     runs_ahead_to: Int32[Array]
 
 

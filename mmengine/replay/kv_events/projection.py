@@ -2,8 +2,8 @@
 
 A block is announced when its step is EXECUTED, not when the step is scheduled. Before EXECUTED, only requests
 of this engine may hit the block, because their steps run after the step that fills the block. The event that
-reuses a block also revokes its announcement. Each record creates at most one batch, so a reader that starts
-again gets the same batch numbers.
+reuses a block also revokes the block's announcement. Each record creates at most one batch, so a reader that
+starts again gets the same batch numbers.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ class KVProjection:
         self._content = index.content.copy()  # The content of each block before the current event.
         self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
         self._holders: Counter[int] = Counter()  # Maps a content to the number of blocks that hold it.
-        # Maps a digest to the number of announced blocks. For a drafter with a KV cache, a content includes
-        # the token after the block, so several contents can have the same digest.
+        # Maps a digest to the number of announced blocks with this digest. For a drafter with a KV cache, a
+        # content includes the token after the block, so several contents can have the same digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
@@ -136,7 +136,7 @@ class KVProjection:
         chain: list[int] = []
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():
             digest = self._digests.get(int(content[block]))
-            if digest is None:  # The preceding blocks were filled in the log's deleted beginning.
+            if digest is None:  # The preceding blocks' tokens are in the log's deleted beginning.
                 continue
             self._is_announced[block] = True
             self._announced[digest] += 1

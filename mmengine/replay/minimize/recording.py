@@ -25,7 +25,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.watcher import NAMES, Watcher
 
-MAX_CELLS = 2**26  # Maximum total number of cells in the pieces, about a gigabyte.
+MAX_CELLS = 2**26  # Maximum sum of all `Piece.num_cells`, about a gigabyte.
 
 
 class Recording:
@@ -126,7 +126,7 @@ class Recording:
 def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
     """Return a log's records up to the first broken rule, or None if the log breaks no rule. `kind`: a rule's
     name, or "any". Returns None for a log whose beginning was deleted. Raises LogError for a log that takes
-    too much memory. Also raises `verify`'s errors.
+    too much memory. Also raises CheckedLog's errors.
     """
     deadline = deadline or Deadline()
     log = CheckedLog(folder)

@@ -2,8 +2,9 @@
 grammar refuses the sampled token.
 
 If the best token is allowed, it is also the best allowed token, even with noise, penalties and biases. But
-top-k, top-p, min-p, typical-p and confidences depend on all allowed tokens. With these options masks are
-computed before sampling, and also on GPUs, where reading sampled tokens would wait for the device.
+top-k, top-p, min-p, typical-p and confidences depend on all allowed tokens. With these options, masks are
+computed before sampling. On GPUs, masks are always computed before sampling, because reading sampled tokens
+would wait for the device.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class LazyMaskResult(NamedTuple):
 
 
 def uses_lazy_mask(options: np.ndarray) -> np.ndarray:
-    """Return which rows use lazy masks, bool [s]. `options`: the rows' column `options` [s]."""
+    """Return which rows use lazy masks, bool [s]. `options` [s]: each row's sampling options, as flags."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 

@@ -134,7 +134,8 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters of a resumed log again, and hold the adapters that the log's requests use.
+        """Load the adapters of a resumed log again, and keep the adapters that the log's requests use until
+        the requests end.
 
         `coming`: adapters that the caller loads next. Returns (request id, reason) for each request whose
         adapter is missing.
@@ -189,7 +190,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # the dropped name's folder may be deleted
+        if names:  # the executor must not read the dropped name's folder, which may be deleted
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

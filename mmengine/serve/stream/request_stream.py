@@ -34,7 +34,7 @@ class HeldAnswer(NamedTuple):
 
 
 class ChannelReader:
-    """Reads a channel's outputs in small batches. The properties describe the request.
+    """Reads a channel's outputs, a limited number per call. The properties describe the request.
 
     `is_over` is True when no further output will come. If the request has not failed, `completion` is then
     set.
@@ -48,7 +48,7 @@ class ChannelReader:
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Call `listener` on the caller's loop once for each step with outputs.
 
-        None: wake callers that wait for outputs instead.
+        If `listener` is None, the channel instead wakes callers that wait for outputs.
         """
         self._channel.listener = listener
 
@@ -212,7 +212,7 @@ class Stream(ChannelReader):
 
     def release(self) -> HeldAnswer:
         """Hand the answer over to the caller, and return its identity for `AsyncEngine.release_answers`,
-        which releases several answers at once.
+        which releases several answers in a single call.
         """
         self._channel.is_held = False
         return self.held_answer

@@ -46,8 +46,8 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops, grammar: GrammarRequest | None) -> Choice:
-    """Return a copy with the decoded text and the confidences for the answer's fields. `choice.after` are the
-    tokens that end the reasoning. Stop strings apply only after the reasoning.
+    """Return a copy of `choice` with the decoded text and the confidences for the answer's fields.
+    `choice.after` are the tokens that end the reasoning. Stop strings apply only after the reasoning.
     """
     fields = answer_confidence(tokenizer, grammar, choice.token_ids, choice.confidences, choice.after)
     if fields is not None:

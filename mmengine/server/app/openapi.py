@@ -157,9 +157,9 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add the `fields` that the struct does not declare to its schema. An unsupported field may only be null
-    or a value without effect. An optional field may have any value. If `fields` has optional fields, the
-    schema also allows unknown fields.
+    """Complete a struct's schema with the `fields` that the struct does not declare. An unsupported field may
+    only be null or a value without effect. An optional field may have any value. If `fields` has optional
+    fields, the schema also allows unknown fields.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)

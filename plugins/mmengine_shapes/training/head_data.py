@@ -30,7 +30,7 @@ SHORT_TASKS = {
 MIX = {**JSON_TASKS, **LONG_TASKS, **SHORT_TASKS}  # About half JSON, a quarter sentences, a quarter short.
 GREEDY_SHARE, SYSTEM_SHARE = 0.7, 0.15
 MAX_TOKENS = 192
-CHUNK = 128  # Number of conversations that the engine runs at once.
+CHUNK = 128  # Number of conversations that the engine receives together.
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHea
     layer.hidden_norm.weight.copy_(weights["input_layernorm"])
     layer.post_attention_layernorm.weight.copy_(weights["post_attention_layernorm"])
     head.norm.weight.copy_(final_norm)
-    head.lm_head.weight.copy_(embedding[vocabulary])  # The checkpoint's output head shares its embedding.
+    head.lm_head.weight.copy_(embedding[vocabulary])  # The checkpoint's output head and embedding are tied.
     head.fc.weight.normal_(std=NOISE)
     head.fc.weight[:, -hidden:] += torch.eye(hidden)
     return head

@@ -69,8 +69,9 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def _indicators(config: PreTrainedConfig, processor: object) -> Sequence[int]:
-    """Return the ids of an item's tokens that constants of the model replace (Ovis 2). In Molmo 2, these are
-    the tokens around patches, which see one another like the patches. Their own embeddings replace them.
+    """Return the ids of an item's special tokens that get constant embeddings. In Ovis 2, the model has
+    separate constants for these tokens. In Molmo 2, the tokens around patches keep their own embeddings, and
+    attend to each other and to the patches in both directions.
     """
     if media_rules(config).runs == "media":
         tokens: Sequence[int] = getattr(processor, "image_token_ids", ())

@@ -16,7 +16,8 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # A character in a key. Each character has a single spelling, because keys are compared by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
-_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # control characters as escapes, if no named key has control characters
+# Escaped control characters. Used only if no named key has control characters.
+_CONTROL = r"\\u00([01][0-9a-f]|7f)"
 
 
 class Rules(Protocol):
@@ -102,8 +103,8 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
     """Return the expression for the items in order. Optional items may be left out."""
-    # `behind` matches the object's rest after a property, and `alone` matches the rest before the first
-    # property.
+    # `behind` matches the remaining items after a written item. `alone` matches the remaining items if no
+    # item was written before.
     behind, alone = '""', '""'
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"

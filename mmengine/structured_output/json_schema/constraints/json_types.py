@@ -304,7 +304,7 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys may match this pattern and a pattern in `other`. `other.rest` does not apply to these keys.
+            # `other.rest` applies only to keys that match no pattern in `other`.
             if other.patterns and other.rest:
                 try:
                     left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])

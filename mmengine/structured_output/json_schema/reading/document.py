@@ -63,7 +63,7 @@ class Document:
     # $dynamicAnchor -> result of `outermost_resources` (dynamic_references.py).
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    # Notes on subschemas with allowed values that answers cannot have.
+    # Notes on subschemas whose grammar excludes some allowed values.
     narrowings: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
@@ -79,7 +79,7 @@ class Document:
     def subschema(self, place: int, *names: str | int) -> int:
         """Return a subschema's place. `names` is the path within the node's schema.
 
-        Adds a subschema of a schema from `make` to the document at its first use.
+        If the node comes from `make`, its subschemas are added to the document at their first use.
         """
         node = self.nodes[place]
         if names in node.children:
