@@ -29,7 +29,7 @@ class LosesRows(Scheduler):
 
 
 def record():
-    """Record random requests on this class, and return the log's folder."""
+    """Record random requests with the scheduler LosesRows, and return the log's folder."""
     # Imported here, so that a generated test can import the class without mmengine.
     from examples.vllm_faults.recorded_run import record_random_requests
 

@@ -147,7 +147,7 @@ class Executed(EventBase, frozen=True):
     kind "eos" or "string". `errors`: (index, text) for each row that failed while the other rows did not.
     `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. Rows that want confidences have
     further pairs with negative ids. Id -1 has the token's logprob under the grammar, and id -2 the entropy.
-    For the likeliest allowed tokens t, id -3 - t has the logprob.
+    Each likely allowed token t has its logprob at id -3 - t.
 
     `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
     `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the

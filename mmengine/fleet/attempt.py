@@ -19,7 +19,7 @@ from mmengine.fleet.wire import (
 )
 
 MAX_AVOIDED = 8  # how many of the most recently failed replicas are avoided
-FAILED_CHOICES = 8  # after this many failed choices, no replica is avoided any more
+FAILED_CHOICES = 8  # after this many failed choices, the list of avoided replicas is cleared
 
 
 class ReplicaLost(Exception):

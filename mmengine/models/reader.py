@@ -376,11 +376,10 @@ def open_reader(
     quantize: Coding | None = None,
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """Map the files that contain `entries`, and yield a reader. The arguments are those of WeightReader and
-    Part.
+    """Map the files that contain `entries`, and yield a reader. The arguments are those of WeightReader.
 
-    The caller must have checked the tensors' names and shapes, and that they can be divided by `part.count`.
-    Raises ModelError if a file cannot be mapped or is too short.
+    The caller must have checked the tensors' names and shapes. `part.count` must divide each dimension that
+    is cut. Raises ModelError if a file cannot be mapped or is too short.
     """
     files: dict[Path, MappedFile] = {}
     for entry in [each for whole in entries.values() for each in (whole, *whole.companions)]:

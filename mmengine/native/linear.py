@@ -117,11 +117,11 @@ class Codes(NamedTuple):
 class ChunkedCodes:
     """A weight [n, k] that is stored as codes and delivered in chunks. `dtype`: the layer's dtype.
 
-    `group` consecutive codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the
-    allowed sizes. `row_form` (INT8 and INT4 only): the kernels quantise x to these integers, with a scale for
-    each 32 values of a row, and multiply integers. RowForm.INT16 requires INT8 in groups of 32 without
-    minimums, on a CPU where `multiplies_int16` is true. A float32 layer requires INT8 or INT4 with
-    RowForm.FLOAT, on a CPU where `multiplies_float32` is true.
+    `group` consecutive codes along k share a scale and, if `mins` is true, a minimum. GROUPS lists the
+    allowed group sizes. `row_form` (INT8 and INT4 only): the type to which the kernels convert x before they
+    multiply. With an integer type, each 32 values in a row share a scale. RowForm.INT16 requires INT8 in
+    groups of 32 without minimums, on a CPU where `multiplies_int16` is true. A float32 layer requires INT8 or
+    INT4 with RowForm.FLOAT, on a CPU where `multiplies_float32` is true.
     """
 
     n: int

@@ -267,9 +267,10 @@ class PluginContract:
     def _check_tokens(
         self, made: Checkpoint, chats: Sequence[Chat], name: str, log: Path, num_spare: int
     ) -> None:
-        """Compare each chat's greedy tokens at least twice, and verify the engine's log. `made`: has the
-        inputs and tokens of `chats`. `name`: a key of SETTINGS. `num_spare`: for "preempted", number of
-        blocks in the pool beside two of the longest prompts; too few for their answers.
+        """Compare each chat's greedy tokens at least twice, and verify the engine's log. `made`: contains
+        transformers' inputs and tokens for `chats`. `name`: a key of SETTINGS. `num_spare`: for "preempted",
+        how many blocks the pool has in addition to two prompts' blocks. These blocks must be too few for the
+        answers.
         """
         settings, tokens = self.settings(name), made.tokens
         num_new = len(tokens[0])
@@ -293,9 +294,9 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
-        """Check that each sampled token is nearly as likely as the likeliest token. transformers' bfloat16 or
-        float32 model must agree. These two models may differ, because rounding can change a router's choice
-        at an earlier token. Tokens with nearly tied experts are not checked.
+        """Check that each sampled token is nearly as likely as the likeliest token. The check passes if
+        transformers' bfloat16 model or float32 model agrees. These two models may differ, because rounding
+        can change a router's choice at an earlier token. Tokens with nearly tied experts are not checked.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

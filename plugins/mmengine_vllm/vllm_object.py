@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-VllmObject: TypeAlias = Any  # any object of vLLM; only `scheduler` imports vLLM
+VllmObject: TypeAlias = Any  # any vLLM object; has no type, because this module does not import vLLM
 
 
 def read(thing: VllmObject, path: str, default: VllmObject = None) -> VllmObject:

@@ -13,8 +13,8 @@ MakeEngine = Callable[[Resume | None], Engine]
 
 
 def tokens_after_a_kill(make_engine: MakeEngine, chats: Sequence, num_new: int, call: int) -> list[list[int]]:
-    """Return each chat's greedy tokens. The first process is killed at dispatch number `call`, and an engine
-    in this process continues the log.
+    """Return each chat's greedy tokens. A child process is killed at dispatch number `call`, and an engine in
+    this process continues the log.
     """
     assert exit_code_of(partial(_begin, make_engine, chats, num_new, call)) == -signal.SIGKILL
     with make_engine(Resume()) as engine:

@@ -47,8 +47,8 @@ class ShakyStore:
 
 
 class ShakyRemote:
-    """An engine's client for the store, with the interface RemoteBlocks. In a real client, a thread does the
-    work in `deliver`.
+    """An engine's client for the store, with the interface RemoteBlocks. In a real client, a thread puts the
+    events into the inbox, as `deliver` does here.
     """
 
     def __init__(self, store: ShakyStore, block_size: int):

@@ -141,7 +141,7 @@ def test_a_dead_worker_s_answer_is_used_only_for_the_same_request(died, tmp_path
 
 
 def begun_with(records, **fields):
-    """Return the records with other `fields` in their STARTED event."""
+    """Return the records, with `fields` replaced in the STARTED event."""
     first = records[0]
     return [replace(first, event=replace(first.event, **fields)), *records[1:]]
 

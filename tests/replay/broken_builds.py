@@ -52,7 +52,7 @@ BUGS = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Plant a bug in this process until the block ends."""
+    """Plant a bug in this process while the `with` block runs."""
     module, function, bug = BUGS[name]
     whole = getattr(module, function)
     setattr(module, function, functools.wraps(whole)(bug(whole)))
@@ -83,9 +83,10 @@ def write_restarted(folder: Path, num_requests: int = 12) -> Path:
 
 
 def write_broken(folder: Path, name: str, num_requests: int = 24) -> Path:
-    """Serve requests with a planted bug, and return the log's folder. If the engine dies, the log has no end.
+    """Serve requests with a planted bug, and return the log's folder. If the engine dies, the log is not
+    closed.
 
-    Three requests each share a prefix, for prefix cache hits.
+    Each group with three requests shares a prefix, so that prefix cache hits occur.
     """
     config = settings_of(token_budget=16, max_num_seqs=4, num_blocks=65, checkpoint_interval=16)
     alive = folder.with_name(f"{folder.name}-alive")

@@ -39,13 +39,15 @@ def debugger_of(folder, findings=None):
 
 
 def folded(folder):
-    """Return (digest, values, record) before each record, from a replay without the debugger."""
+    """Return sequence number -> (digest, values, record), from a replay without the debugger. `digest` and
+    `values` describe the state before the record.
+    """
     states = fold(CheckedLog(folder, findings=Findings()))
     return {record.sequence: (state_digest(state), values_of(state), record) for state, record in states}
 
 
 def logs(tmp_path):
-    """Write four logs, and yield their folders."""
+    """Write four logs. Yield their folders, and the folders in RECORDED."""
     for kind in ("sessions", "over_budget", "hits_twice", "restarted"):
         folder = tmp_path / kind
         if kind == "sessions":

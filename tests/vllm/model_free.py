@@ -43,8 +43,8 @@ def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
 def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **more):
     """Return a scheduler of class `cls` with KV groups.
 
-    `window`: a tuple with each KV group's sliding window, where 0 means full attention. A number w > 0 means
-    (0, w), and 0 means (0,).
+    `window`: a tuple with each KV group's sliding window, where 0 means full attention. Instead of a tuple, a
+    number w > 0 means (0, w), and the number 0 means (0,).
     """
     block_size = config.cache_config.block_size
     plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
@@ -184,8 +184,8 @@ def drive(
     `drafts`: the maximum number of drafts per row, from n-grams or from `method`. `window`,
     `hash_block_size`: as in `make_scheduler`. `images`: whether requests have up to two of eight images.
     `grammars`: whether a third of the requests has a grammar. `loras`: the maximum number of adapters per
-    step. Each request has no adapter, or a random adapter from twice as many. Returns the numbers of
-    requests and of preemptions.
+    step. There are twice as many adapters, and each request has a random adapter or none. Returns the numbers
+    of requests and of preemptions.
     """
     if loras:
         settings |= {"enable_lora": True, "max_loras": loras}

@@ -11,9 +11,9 @@ from mmengine.request import MediaItem, num_before
 class Shortage(NamedTuple):
     """The reason why a media item does not fit into a step.
 
-    `what` is the limit: "encoder budget" or "encoder cache" (in embeddings), "encoder work"
-    (in the units of encoder_cache/work.py), or "encoder pieces" for an item that needs several steps.
-    `needed`: the item's size. `free`: the remaining size.
+    `what` is the limit. "encoder budget" and "encoder cache" count embeddings. "encoder work" and "encoder
+    pieces" count the units of encoder_cache/work.py. With "encoder pieces", the item needs several steps.
+    `needed`: the item's size. `free`: the size that would fit.
     """
 
     what: str
@@ -65,8 +65,8 @@ class EncoderDraft:
     # Rules that a subclass may override
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
-        """Return whether the chunk must end before `item`, if media must not be split. `end`: the chunk's
-        end, plus the tokens that a drafter reads ahead.
+        """Return whether the chunk must end before `item`. Called only if media must not be split. `end`: the
+        chunk's end, plus the tokens that a drafter reads ahead.
         """
         return start + self._ahead < item.start and end < item.end
 

@@ -36,7 +36,7 @@ def _growth(part: object) -> float:
     match part.get("type"):
         case "Replace":
             pattern = part["pattern"]
-            # A regular expression may match an empty text, before each character.
+            # A regular expression may match the empty text before each character.
             fewest = len(pattern["String"]) if "String" in pattern else 0
             added = len(part["content"])
             factor *= added + 1 if not fewest else max(1.0, added / fewest)

@@ -32,9 +32,9 @@ class ChatTokenizer:
     """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
     `special`: text -> id for each special token. Added tokens that the file does not mark as special, such as
-    <think>, are not included: any text can become these tokens. `marked`: `special`, and media placeholders
-    without a token in the vocabulary. These placeholders have negative ids, which no finished prompt
-    contains.
+    <think>, are not included, because a user's text may be encoded as these tokens. `marked`: `special`, and
+    media placeholders without a token in the vocabulary. These placeholders have negative ids, which no
+    finished prompt contains.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
@@ -134,7 +134,9 @@ class ChatTokenizer:
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
-        """Return each id's bytes in a decoded text. Returns None if decoding does more than join bytes."""
+        """Return the bytes that each id adds to a decoded text. Returns None if decoding does more than join
+        bytes.
+        """
         try:
             found = self.token_bytes() if self._joins_bytes else None
         except ModelError:

@@ -159,7 +159,7 @@ class DecoderProcess:
         return f"{name}, most likely out of memory" if -code == signal.SIGKILL else name
 
     def kill(self) -> None:
-        """Kill the process at once, from any thread. A waiting caller gets DecoderLost."""
+        """Kill the process immediately. Any thread may call this. A waiting caller gets DecoderLost."""
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:

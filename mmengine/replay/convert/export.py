@@ -29,9 +29,9 @@ def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[s
     `hash_ids` has an id per block of 512 tokens. Two blocks have equal ids if the tokens, media and salt of
     the whole prefix up to the block's end are equal. Ids count from 0, so they reveal nothing about the
     prompts. Requests whose arrival was deleted with the log's beginning are omitted. `findings`: see
-    CheckedLog. Raises `verify`'s errors.
+    CheckedLog. Raises the same errors as mmengine.replay.verify.
 
-    `mmengine simulate --format mooncake` reads this format, which the Mooncake traces have (FAST'25).
+    The Mooncake traces (FAST'25) have this format. `mmengine simulate --format mooncake` reads the format.
     """
     lengths = _output_lengths(folder, findings)
     ids: dict[bytes, int] = {}
@@ -93,7 +93,7 @@ def csv_lines(folder: Path, *, steps: bool, findings: Findings | None = None) ->
     step instead. Times are in ns.
 
     If a spreadsheet would treat a text as a formula, an apostrophe is put before the text. `findings`: see
-    CheckedLog. Raises `verify`'s errors.
+    CheckedLog. Raises the same errors as mmengine.replay.verify.
     """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]

@@ -1,7 +1,6 @@
 """Collects the data for a log's HTML report: columns with a value per step, and a lane per request. A lane is
 a request's sequence of segments. A segment contains the request's state from a step on, with a reason if the
-request waits. A running request computes a single token per step by default; `chunks` contains all other
-numbers.
+request waits. `chunks` lists the steps in which a running request does not compute exactly one token.
 """
 
 import heapq
@@ -90,8 +89,8 @@ class Lanes:
 
 class Collector:
     """Reads a log, and collects the data for its report. `reasons`: all reasons that occur. Segments and
-    steps contain a reason's index, counted from 1. Index 0 in a waiting segment stands for the step's common
-    reason. `state`: the initial state (default: the log's first state).
+    steps contain an index into `reasons`, from 1 on. Index 0 in a waiting segment stands for the step's
+    common reason. `state`: the initial state (default: the log's first state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -141,7 +140,7 @@ class Collector:
 
     @property
     def num_done(self) -> int:
-        """The number of steps before the first step in flight. Their data is final."""
+        """The number of steps before the first step in flight. The data for these steps is final."""
         flying = [place for place in self._in_flight if place >= 0]
         return min(flying, default=len(self.steps["rows"]))
 
@@ -318,7 +317,9 @@ def collect(
     progress: Callable[[Record], None] = lambda record: None,
     findings: Findings | None = None,
 ) -> Collector:
-    """Return all data for a log's report. `findings`: see CheckedLog. Raises `verify`'s errors."""
+    """Return all data for a log's report. `findings`: see CheckedLog. Raises the same errors as
+    mmengine.replay.verify.
+    """
     collector = Collector(CheckedLog(folder, findings=findings))
     collector.read(progress)
     return collector

@@ -1,4 +1,4 @@
-"""Predicts a log's latencies under other settings, with expected intervals.
+"""Predicts a log's latencies under other settings, with an interval for each figure.
 
 If the settings lead to the logged decisions, the logged latencies are the exact result. Otherwise the log's
 requests are simulated with the engine's scheduler and with step times fitted to the log. A simulated result
@@ -46,11 +46,11 @@ class NoPrediction(LogError):
 class Rerun:
     """The result of a rerun.
 
-    `is_exact`: whether the settings lead to the logged decisions (False: simulated). `again`: the log's own
-    settings with modelled step times. `what_if`: the changed settings, or None if `refusal` says why their
-    latencies cannot be predicted. `intervals`: the lowest and highest value to expect for each figure in
-    `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`, as a fraction,
-    or None if the logged figure is 0.
+    `is_exact`: whether the settings lead to the logged decisions (False: simulated). `again`: the estimate
+    for the log's own settings with modelled step times. `what_if`: the estimate for the changed settings, or
+    None if `refusal` says why there is no estimate. `intervals`: the lowest and highest value to expect for
+    each figure in `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`,
+    as a fraction, or None if the logged figure is 0.
     """
 
     is_exact: bool
@@ -81,11 +81,11 @@ def rerun(
     """Return a log's latencies with changed settings. `changes`: new values by the field names of
     EngineConfig.
 
-    If the settings lead to other decisions, `exact` True raises NoPrediction, and None simulates. False
-    always simulates. `findings`: see CheckedLog.
+    `exact`: True raises NoPrediction if the settings lead to other decisions. None simulates in this case.
+    False always simulates. `findings`: see CheckedLog.
 
-    Raises ConfigError for invalid settings, NoPrediction if latencies cannot be predicted from the log, and
-    `verify`'s errors.
+    Raises ConfigError for invalid settings, and NoPrediction if latencies cannot be predicted from the log.
+    Raises the same errors as mmengine.replay.verify.
     """
     timeline = open_log(folder)
     logged, config = timeline.config, _changed(timeline.config, changes)

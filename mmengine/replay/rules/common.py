@@ -1,6 +1,4 @@
-"""Checks that the rules for several decisions share: int32 columns, new blocks, budgets, and encoder
-work.
-"""
+"""Common checks in the rules for several decisions: int32 columns, new blocks, budgets, and encoder work."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -29,7 +27,9 @@ def int32_column(name: str, column: bytes | None) -> np.ndarray:
 
 
 def out_of_range(rule: str, name: str, values: np.ndarray, low: int, high: int) -> Rules:
-    """Yield a broken rule if a value is outside [low, high). The state cannot apply such a decision."""
+    """Yield a broken rule if a value is outside [low, high). A decision with such a value cannot be applied
+    to the state.
+    """
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         worst = int(values.min()) if values.min() < low else int(values.max())
         text = f"{name} has the value {worst}; {low} to {high - 1} exist"

@@ -24,7 +24,7 @@ class InlineCopies:
         copies()
 
     def join(self) -> None:
-        """Return at once, because no copy runs in the background."""
+        """Return immediately, because no copy runs in the background."""
 
 
 class DoneEvent:
@@ -37,7 +37,7 @@ class DoneEvent:
         return True
 
     def synchronize(self) -> None:
-        """Return at once, because all work is done."""
+        """Return immediately, because all work is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
         return 0.0

@@ -45,7 +45,7 @@ class CopyStream(Protocol):
         """
 
     def join(self) -> None:
-        """Make computation that is launched later wait for all copies in this queue."""
+        """Delay all computation that is launched later until the copies in this queue have run."""
 
 
 class Recorder(Protocol):
@@ -179,4 +179,4 @@ class Device(Protocol):
         """
 
     def abort_group(self, group: Any) -> None:
-        """End launched work that waits for a rank without a process."""
+        """End launched work that waits for a rank whose process has ended."""

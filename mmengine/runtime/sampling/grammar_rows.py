@@ -23,8 +23,8 @@ def sample_grammar_rows(
 ) -> tuple[SampledTokens, LazyMaskResult]:
     """Sample from float32 logits [s, vocab_size], among the tokens that grammars allow. See `Sampler.sample`.
 
-    On a CPU, rows get lazy masks (lazy_masks.py) where possible, otherwise masks. If `matchers` is None, rows
-    with a grammar fail.
+    On a CPU, rows get lazy masks (lazy_masks.py) if possible. Other rows with a grammar get a mask over the
+    whole vocabulary. If `matchers` is None, rows with a grammar fail.
     """
     options = batch.columns["options"]
     row_options = options if runs is None else options[runs.first]
@@ -51,7 +51,7 @@ def _masks(
 ) -> tuple[Masks | None, dict[int, str]]:
     """Return masks for the positions `selected`, and row -> reason for each row without an allowed token.
 
-    `selected` must contain all positions of its rows.
+    `selected` must contain either all positions in a row or none.
     """
     if not len(selected):
         return None, {}

@@ -56,8 +56,8 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
 
     `media_workers` threads decode and resize media. Other threads check response formats and tokenize prompts
     without media. A deadline counts from the call to `stream`. A request's preparation must end within
-    `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at once. A further request
-    raises QueueFull.
+    `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at the same time. A further
+    request raises QueueFull.
 
     A step that makes no progress for `step_timeout_s` counts as hung. With a `log`, a new engine then resumes
     the log on a new thread, and the streams continue. Without a log the streams end with an error.

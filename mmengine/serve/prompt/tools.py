@@ -240,7 +240,9 @@ def _made(
     answer: str,
     on_truncation: Truncation,
 ) -> GrammarRequest:
-    """Return the grammar. The results are cached."""
+    """Return the grammar for `call_grammar`. `answer`: the schema for an answer without calls, or "null". The
+    results are cached.
+    """
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     calls = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
     return tool_calls(tools, calls, on_truncation)

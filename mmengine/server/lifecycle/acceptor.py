@@ -3,7 +3,7 @@
 
 A busy event loop would respond late to a probe, and an orchestrator would kill a working server. Therefore
 the thread peeks at each new connection's first bytes. It responds to a probe itself, and passes every other
-connection to the event loop for good.
+connection to the event loop.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
     `connect`: passes a connection to the event loop. The Acceptor must be created on the event loop. `health`
-    returns the state for probes. `probed` is called for each probe, with whether the server is alive. Both
+    returns the state for probes. `probed` is called for each probe, with True if the server is alive. Both
     run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
     """
 

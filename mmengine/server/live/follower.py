@@ -52,7 +52,7 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    # The server has ended, or the last page is closed.
+    # These errors mean that the server has ended or the last page is closed.
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         try:
             _Page(Path(sys.argv[1]))

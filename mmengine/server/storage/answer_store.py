@@ -24,8 +24,8 @@ class AnswerRow(msgspec.Struct, frozen=True):
     """A row in the table `responses`.
 
     `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: the SHA-256 digests
-    of the media in hex. `key`: the request's Idempotency-Key. `keeps_envelope`: an existing row keeps its
-    envelope.
+    of the media in hex. `key`: the request's Idempotency-Key. `keeps_envelope`: whether an existing row keeps
+    its stored envelope.
     """
 
     response_id: str
@@ -194,7 +194,7 @@ class AnswerStore:
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
         """Delete the oldest finished answers until the remaining answers fit into the store. The given
-        `answers` are never deleted. Return the remaining bytes. Raises QueueFull.
+        `answers` are never deleted. Returns the size of the remaining answers in bytes. Raises QueueFull.
         """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}

@@ -137,7 +137,8 @@ def grammar_of(
 ) -> GrammarRequest | None:
     """Return the requested grammar, or None for free text.
 
-    Equal sources share a string object, because most lines in a batch have the same grammar.
+    Equal sources share a string object. This saves memory, because most lines in a batch have the same
+    grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is

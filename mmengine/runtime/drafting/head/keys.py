@@ -25,7 +25,7 @@ class Keys:
         self.whole = np.zeros(num_rows, bool)
         self.lacking: dict[int, np.ndarray] = {}
         self._size = block_size
-        # For each block, whether the head has read all its computed tokens.
+        # For each block, whether the head has read all computed tokens in the block.
         self._known, self._known_on_host = np.zeros(num_blocks, bool), np.zeros(num_host_blocks, bool)
         self._waiting: list[np.ndarray] = []  # slots of steps that the head has not read yet
         # (rows, slots) of steps that the head will never read
@@ -74,8 +74,8 @@ class Keys:
                 self.lacking[admission.row] = lacking
 
     def lacks(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return which of `rows` [n] wait for blocks, bool [n]. `slots`: the slots whose blocks are read
-        now.
+        """Return which of `rows` [n] wait for blocks, bool [n]. `slots`: the slots whose blocks the head
+        reads now.
         """
         self.settle()
         found = np.zeros(len(rows), bool)

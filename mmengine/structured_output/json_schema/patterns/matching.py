@@ -64,8 +64,8 @@ class MatchBudget:
 def check_active_states(regex: str, points: list[int]) -> None:
     """Raise PatternError if some text leads to too many simultaneous states.
 
-    Nested counted repetitions can have too many states if it is ambiguous where a repetition ends. `points`
-    has a character from each set in the pattern.
+    Nested counted repetitions can have too many states if it is ambiguous where a repetition ends. `points`:
+    a code point from each character set in the pattern.
     """
     machine = MatchBudget().machine(regex)
     chars = [chr(point) for point in dict.fromkeys(points)][:MAX_PROBE_CHARACTERS]

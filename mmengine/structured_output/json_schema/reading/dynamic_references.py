@@ -30,7 +30,8 @@ def dynamic_target(document: Document, place: int) -> int:
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
     # If the root has the anchor, the root is always the outermost resource. In draft 2019-09, anchors have no
-    # name, and a resource without an anchor ends the search. There, every resource must have an anchor.
+    # name, and a resource without an anchor ends the search. In this draft, the root is therefore the target
+    # only if every resource has an anchor.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:
