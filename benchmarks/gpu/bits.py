@@ -21,7 +21,7 @@ DRAFTED = 4  # number of last tokens per row that are decoded one by one, or ver
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Compare the logits of three rows in batches with their logits when each row runs alone.
+    """Check whether three rows have the same logits in batches as when each row runs alone.
 
     The model has the 8B model's width and head, but only two layers. The first row has deepstack image
     features. Raises ConfigError if the device does not support batch_invariant.

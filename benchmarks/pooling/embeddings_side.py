@@ -16,8 +16,8 @@ from typing import Any
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 REPRESENT = "Represent the user's input."  # the system message that mmengine adds by default
-# The function returns an array. The type is Any, because numpy must be imported after the thread variables
-# are set.
+# An Embed function returns an array. Its return type is Any, because numpy must be imported after the thread
+# variables are set.
 Embed = Callable[[Sequence[str | dict[str, str]], str], Any]
 
 

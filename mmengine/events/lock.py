@@ -4,8 +4,8 @@ lock.
 POSIX systems use flock. Windows uses msvcrt.locking on the lock file's first byte. On all systems the lock
 ends when the process ends.
 
-`is_locked` takes the lock for a moment; with flock, a shared lock. Windows has only exclusive locks, so two
-calls of `is_locked` can collide. On Windows, `is_locked` therefore tries several times.
+`is_locked` takes the lock for a moment. With flock, this lock is shared. Windows has only exclusive locks, so
+two calls of `is_locked` can collide. On Windows, `is_locked` therefore tries several times.
 """
 
 import os

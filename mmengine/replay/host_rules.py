@@ -58,7 +58,7 @@ def _changed_settings(started: ev.Started) -> str:
         "long_prefill_token_threshold_adaptive": ("False",),
         "watermark": ("0", "0.0"),
     }
-    if config.get("block_groups"):  # the limit determines how many blocks a sliding window reserves
+    if config.get("block_groups"):  # the token budget determines how many blocks a sliding window reserves
         expected["max_num_batched_tokens"] = (str(config.get("token_budget")),)
     given = {name: facts.get(_SETTING + name) for name in expected}
     return ", ".join(

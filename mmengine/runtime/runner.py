@@ -119,7 +119,7 @@ class ModelRunner:
         """A description of the capturable steps, the same on all ranks; "" if no step is capturable."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # Recurrent states have host arguments, and a graph would replay old values.
+        # A pass with recurrent states takes arguments from the host, and a graph would replay old values.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
@@ -175,7 +175,7 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # without requests, no later step drops partly encoded items
+        if not self._media:  # without requests, no later step would drop the partly encoded items
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
@@ -233,7 +233,8 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and drafts_for_no_row(plan):
-                # The next step may be prepared before this step is read.
+                # The next step may be prepared before `finish` reads this step, so the head stores the states
+                # now.
                 head.wait(target_states)
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)

@@ -31,7 +31,7 @@ class Qwen35Plugin(DescribedPlugin):
         return load_processor(folder)
 
     def draft_head(self, folder: Path) -> MtpHead | None:
-        """Return the checkpoint's multi-token-prediction head, or None without a head (see ModelPlugin)."""
+        """Return the checkpoint's multi-token-prediction head, or None without a head."""
         text = self.read_config(folder).text
         decoder = read_head(folder, text)
         return None if decoder is None else open_mtp_head(folder, self.names, decoder, text.num_layers)

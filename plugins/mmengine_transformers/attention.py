@@ -40,15 +40,16 @@ class StepContext:
 class HostedLayer:
     """Connects an attention module to layer `index` of an attention port.
 
-    In the port, all layers have the head counts and sizes `pool`. A module with other heads pads its keys,
-    values and queries with zeros, and repeats its KV heads. Padding and repetition do not change the output.
+    In the port, all layers have the pool's head counts and sizes (`pool`). A module with other heads pads its
+    keys, values and queries with zeros, and repeats its KV heads. Padding and repetition do not change the
+    output.
     """
 
     def __init__(
         self, index: int, spec: LayerAttention, heads: Heads, pool: Heads, scale: float, context: StepContext
     ) -> None:
         """`scale`: the module's factor for scores. The port's factor is (the pool's head_dim) ** -0.5.
-        Queries are multiplied by the quotient.
+        Queries are multiplied by the module's factor divided by the port's factor.
         """
         self._index, self._spec, self._context = index, spec, context
         self._stores = spec.kv_layer == index
@@ -112,8 +113,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute attention with the module's HostedLayer, for transformers' AttentionInterface.
 
-    The arguments for windows, soft caps and scales are ignored. HostedLayer has their values from a call that
-    calls.py recorded when the model was loaded.
+    The arguments for windows, soft caps and scales are ignored. HostedLayer already has these values, because
+    calls.py recorded the module's call when the model was loaded.
     """
     return getattr(module, ATTRIBUTE).attend(query, key, value, s_aux), None
 

@@ -1,5 +1,5 @@
-"""Writes regular expressions as EBNF, for plain text or for text inside a JSON string. Refuses, by name,
-constructs that regex/parser.py does not support.
+"""Writes regular expressions as EBNF, for plain text or for text inside a JSON string. If regex/parser.py
+does not support a construct, the error names the construct.
 """
 
 from dataclasses import replace
@@ -48,7 +48,9 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether an unbounded repetition can match alone, while the rest of the node matches nothing."""
+    """Return whether an unbounded repetition can match the whole text, while the rest of the node matches the
+    empty text.
+    """
     match node:
         case Repeat(part, _, high):
             return high is None or is_endless(part)
@@ -84,8 +86,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def with_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return a node that matches only texts of `low` to `high` characters. The counts of a single repetition
-    are changed. Returns None if this is not enough.
+    """Return a node that matches only texts of `low` to `high` characters. Changes only the counts of a
+    single repetition. Returns None if no such change suffices.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):

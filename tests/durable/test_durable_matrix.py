@@ -1,4 +1,4 @@
-"""Fifty open calls of all kinds get their answers, although the server is killed at random times or at
+"""Fifty concurrent calls of all kinds get their answers, although the server is killed at random times or at
 writes.
 """
 
@@ -67,8 +67,8 @@ def trail(one, *before):
 
 
 def tried(folder, rounds):
-    """Run rounds in which processes die at given points. Return the points that the first processes reached,
-    and the points that the second processes reached.
+    """Run rounds in which processes die at given points. Return two sets: the points that the rounds' first
+    processes reached, and the points that the second processes reached.
     """
     begun, reached = time.monotonic(), (set(), set())
     with matrix(folder, "echo") as one:

@@ -1,4 +1,4 @@
-"""Tests recovery modes and continued logs. The reader reports every lost record, and loses no others."""
+"""Tests recovery modes and continued logs. The reader reports every lost record and reads all others."""
 
 import random
 

@@ -1,4 +1,6 @@
-"""Runs every `mmengine log` command on a log, for the tests with planted, golden and mutated logs."""
+"""Runs every `mmengine log` command on a log, for the tests with golden logs, mutated logs, and logs from
+engines with planted bugs.
+"""
 
 from pathlib import Path
 

@@ -145,7 +145,7 @@ def test_a_preempted_row_continues_exactly(model):
 
 
 def test_a_row_recomputed_in_chunks_continues_exactly(model):
-    """A recomputed chunk may end within the output tokens from before the preemption."""
+    """A recomputed chunk may end among the output tokens that were sampled before the preemption."""
     driver = make(model)
     request, media = toy_request(
         "r", 4, media_runs=[[(3, 4)]], sampling=SamplingParams(temperature=1.0, seed=3, ignore_eos=True)

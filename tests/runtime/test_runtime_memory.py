@@ -207,7 +207,7 @@ def test_a_gpus_memory_is_divided_by_measurement(monkeypatch):
     resolve = partial(sizing.resolve, model=model, head=None, placement=CUDA)
     resolved = resolve(EngineConfig(max_num_seqs=4096, token_budget=8192), eos_token_ids=(1,))
     block = 2 * 2 * 16 * 2 * 16 * 2  # layers, K and V, tokens, KV heads, head_dim, bytes
-    assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB is larger
+    assert resolved.encoder_cache_size == MOST_CACHED  # a twentieth of 19 GiB is more than this maximum
     left = 30 * gib - 2 * gib - gib - 8 * gib - MOST_CACHED * 2 * 64 * 2
     assert resolved.num_blocks == min(left // block, 4096 * 256 + 1)
     asked = EngineConfig(encoder_cache_size=999, max_num_seqs=4096, token_budget=8192)

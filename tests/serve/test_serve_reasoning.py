@@ -136,8 +136,8 @@ LONG_CASES = [pytest.param(*case[:-1], list(NARROW), marks=pytest.mark.soak) for
 def test_stopped_answers_are_valid_wherever_reasoning_ends(
     weights, temperature, end, bias, narrow, random_weights
 ):
-    """Preemption, chunked prefill, drafts and steps in flight change no token. Each narrow engine runs with
-    two of six cases; `make soak` runs each engine with each case.
+    """Preemption, chunked prefill, drafts and steps in flight change no token. Each engine in NARROW runs
+    with two of six cases. `make soak` runs each engine with each case.
     """
     model = random_weights if weights == "random" else None
     # 12 jobs use each format twice. Greedy answers from random weights are similar, so the test needs more
@@ -176,8 +176,8 @@ def check_pools(model, temperature, end, bias, count, forms, narrow_engines=tupl
 
 
 def test_tokens_of_reasoning_are_counted_up_to_its_end():
-    """Generate, chat and truncated answers count the reasoning, and the end marker's tokens except the last
-    token. The end marker has three tokens here.
+    """`reasoning_tokens` counts the reasoning's tokens, and the end marker's tokens except the last. The end
+    marker has three tokens here. Answers from `generate`, from `chat`, and truncated answers are checked.
     """
     asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
     with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:

@@ -1,4 +1,6 @@
-"""Tests vLLM's rules that differ from ours. Each test runs a small scenario under both rules."""
+"""Tests vLLM's rules that differ from ours. Each test runs a small scenario under vLLM's rules and under
+ours.
+"""
 
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def test_decisions_are_vllms(path, tmp_path):
 
 
 def test_a_row_that_preempts_itself_lets_later_rows_run(tmp_path):
-    """`x` needs a block and is the least important; `y` needs none."""
+    """`x` needs a block and is the least important request. `y` needs no block."""
     requests = [request("x", 14, out=8, priority=9), request("y", 12, out=8, at=1)]
     config = {"policy": "priority", "num_blocks": 4, "max_model_len": 32}
     for records in both(tmp_path, requests, config=config):
@@ -110,8 +112,8 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
 
 
 def test_blocks_of_a_broken_request_are_kept(tmp_path):
-    """vLLM keeps the blocks, because the KV is right although a token breaks the grammar. Our rules treat
-    this error like NaN.
+    """vLLM keeps the blocks, because the KV is right although a token breaks the grammar. Our rules drop the
+    blocks, as after NaN logits.
     """
     prompt = [["gen", "k", 17, 0]]
     requests = [

@@ -88,8 +88,8 @@ def test_the_prefix_cache_hits_equal_a_run_without_a_head():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """Return the head's inputs from a single prefill with all tokens: auxiliary states [n, taps *
-    hidden], tokens int64 [n], and positions int64 [3, n].
+    """Return the head's inputs from a single prefill with all tokens: auxiliary states [n, number of
+    auxiliary layers * hidden_size], tokens int64 [n], and positions int64 [3, n].
     """
     model, head, size = (
         built.executor._runner._model,

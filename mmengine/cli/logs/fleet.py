@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if `others`: the user requested a view that needs a single log."""
+    """Raise InvalidRequest if the user requested a view that needs a single log (`others`)."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"
@@ -70,7 +70,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """Write a page for the fleet to `out`, and a page for each log that has a step next to `out`."""
+    """Write a page for the fleet to `out`. Each log that has steps gets a page in the same folder."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)

@@ -47,7 +47,7 @@ class Goodput(DraftArbiter):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
         self.level, self.turned_off_at = NO_DRAFTERS, -SETTLED
-        # The bucket that measures steps without drafts again before a trial.
+        # The bucket in which steps without drafts are timed again before the next trial.
         self.retimed_bucket = NO_BUCKET
 
     def admit(self, row: int) -> None:

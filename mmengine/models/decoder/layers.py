@@ -1,5 +1,5 @@
-"""Reads a decoder layer's weights. The native decoder and the torch decoder pass functions that make their
-matrices.
+"""Reads a decoder layer's weights. The native decoder and the torch decoder pass Makers: the functions that
+make their matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
     `exact`: for matrices that must not be quantised. `gated`: for the joined q, k and v in a decoder with
-    output gates, with rows in the order of `gates_behind`.
+    output gates. `gated` reorders the rows by `gates_behind`.
     """
 
     linear: Make[L]

@@ -3,7 +3,8 @@ a CUDA graph.
 
 A step writes its inputs: pixels, position embeddings, cosines and sines, and where each frame begins. If the
 step has fewer patches than the captured size, the unused patches form an additional frame. No other frame
-attends to this frame. All further frames are empty. This class has not been run on a GPU yet.
+attends to this frame. The graph has a fixed number of frames, so the remaining frames are empty. This class
+has not been run on a GPU yet.
 """
 
 from collections.abc import Sequence

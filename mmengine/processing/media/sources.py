@@ -100,7 +100,8 @@ def _is_file(value: str, access: Access) -> bool:
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
-    # Base64 text is 4/3 as long as the bytes, without line breaks.
+    # Without line breaks, base64 text is 4/3 as long as the bytes. The limit of 3/2 leaves room for line
+    # breaks.
     return _decode(data_urls.decode_base64, text, max_bytes * 3 // 2, max_bytes, where)
 
 
@@ -122,7 +123,9 @@ def _decode(decode: Callable[[str], bytes], text: str, longest: int, max_bytes: 
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:
-    """Return the encoded bytes, or their file, or None for an image that the caller has decoded."""
+    """Return the path for a source in a file, otherwise the encoded bytes. Return None for an image that the
+    caller has decoded.
+    """
     if not is_source(value):
         return None
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not data_urls.is_data_url(value)):

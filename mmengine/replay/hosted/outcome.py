@@ -22,8 +22,8 @@ class Outcome:
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
-    `computed`: the tokens of an admitted request that are prefix cache hits. `evicted`: the keys of encoder
-    outputs, sorted, because vLLM does not always report their order.
+    `computed`: the number of tokens from prefix cache hits for each admitted request. `evicted`: the keys of
+    encoder outputs, sorted, because vLLM does not always report their order.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -45,7 +45,8 @@ class Difference(NamedTuple):
     derived: object
 
 
-# Fields in the order in which differences are reported. A difference can cause others only in later fields.
+# Fields in the order in which differences are reported. A difference can cause further differences only in
+# later fields.
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 

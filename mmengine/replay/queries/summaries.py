@@ -1,4 +1,6 @@
-"""Summarizes a log as tables, with a line per request or per step. No decisions are derived."""
+"""Summarizes a log as tables, with a line per request or per step. The decisions come from the log and are
+not derived again.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -147,8 +149,8 @@ class _Requests:
 
 
 def request_lines(folder: Path, findings: Findings | None = None) -> list[RequestLine]:
-    """Return a line for every request in a log, in arrival order. `findings`: see CheckedLog. Raises
-    `verify`'s errors.
+    """Return a line for every request in a log, in arrival order. `findings`: see CheckedLog. Raises LogError
+    if the log is missing or damaged.
     """
     log = CheckedLog(folder, findings=findings)
     requests = _Requests(WallClock(folder))
@@ -173,8 +175,9 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path, findings: Findings | None = None) -> Iterator[StepLine]:
-    """Yield a line for each step that ran or failed. `log`: the log or its folder. Steps that were
-    decided before the log's first record are omitted. `findings`: see CheckedLog. Raises `verify`'s errors.
+    """Yield a line for each step that ran or failed. `log`: the log or its folder. Steps that were decided
+    before the log's first record are omitted. `findings`: see CheckedLog. Raises LogError if the log is
+    missing or damaged.
     """
     log = CheckedLog(log, findings=findings) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0

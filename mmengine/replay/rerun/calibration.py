@@ -97,7 +97,7 @@ class Calibration:
 
 def calibrate(script: Script, measured: Measured, acceptance: float, *, overlaps: bool) -> Calibration:
     """Compare each half of the log with simulations whose step times come from the other half. `overlaps`:
-    see StepTimes.
+    whether the log's engine worked while the device computed.
     """
     count = len(script.requests)
     if count < 2 * MIN_REQUESTS:

@@ -31,8 +31,8 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# Modules with a function `unfit`: why a built-in backend does not support a KV pool. A third-party backend
-# raises ConfigError instead.
+# The function `unfit` in these modules returns why a built-in backend does not support a KV pool, or None. A
+# third-party backend raises ConfigError instead.
 _CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
@@ -45,8 +45,8 @@ def make_backend(
     batch_invariant: bool = False,
     groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
-    """Return the backend `name`. Layers that need more than plain causal attention use the CPU kernels, or
-    else torch. Each group in `groups` (KV block groups) has its own backend.
+    """Return the backend `name`. Layers that need more than plain causal attention use the CPU kernels if
+    possible, otherwise torch. Each group in `groups` (KV block groups) has its own backend.
 
     "auto" selects the device's preferred backend among the backends that support the pool and the model's
     shape, or torch. With `batch_invariant`, a row's result has the same bits in any batch, and with any split

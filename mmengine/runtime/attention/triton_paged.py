@@ -161,8 +161,8 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the slots and K/V addresses (int64 [3, t]), and the Work, as views into `there`: the packed
-        lists on the device.
+        """Return the slots and K/V addresses (int64 [3, t]), and the Work. Both use views into `there`, which
+        contains the packed lists on the device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)

@@ -97,7 +97,7 @@ class DecodeGraphs:
     def run_empty(self, bucket: Bucket) -> None:
         """Replay a step that consists only of padding.
 
-        Clears `inputs` first, because PENDING tokens are invalid token ids.
+        Clears `inputs` first, because pending tokens (core.executor.PENDING) have invalid ids.
         """
         with torch.inference_mode():
             self.inputs.zero_()

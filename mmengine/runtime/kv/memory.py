@@ -22,9 +22,10 @@ MOST_CACHED = 2**17  # maximum default size in embeddings: 128 images with 1,024
 class Memory:
     """A device's memory, in bytes.
 
-    `taken`: memory in use after loading the weights. `layers`, `encoder`: the passes' peaks in the largest
-    step. `features`: the full encoder cache. `states`: the pool for recurrent states. `adapters`: the maximum
-    for LoRA adapters. `cache_setting`: name of the setting that limits the encoder cache.
+    `taken`: memory in use after loading the weights. `layers`, `encoder`: the peaks during the layers' pass
+    and the encoder's pass in the largest step. `features`: the full encoder cache. `states`: the pool for
+    recurrent states. `adapters`: the maximum for LoRA adapters. `cache_setting`: name of the setting that
+    limits the encoder cache.
     """
 
     total: int
@@ -83,8 +84,8 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or NAME" with the setting that reduces the largest amount except the weights, or "" if
-        all amounts are 0.
+        """Return ", or NAME", or "" if all amounts are 0. NAME is the setting that reduces the largest
+        amount, apart from the weights.
         """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),

@@ -252,7 +252,7 @@ class Preparation:
         first step that needs the item.
         """
         memory, channel = self._engine().media_memory, request.channel
-        memory.release(channel)  # the request's own pixels must not block the wait
+        memory.release(channel)  # otherwise the request would wait for its own pixels
         memory.wait_for_room(lambda: request.is_over)
         memory.hold(channel, prepared.media)
         loaded: list[MediaInput] = []

@@ -109,7 +109,7 @@ class ChatFrames(OpenAiFrames):
         }
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        # Maps each choice to the beginning of its frames with only content.
+        # For frames that contain only content: maps each choice to its frames' beginning.
         self._text_heads: dict[int, bytes] = {}
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:

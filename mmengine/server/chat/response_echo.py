@@ -42,5 +42,5 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    # True in the log means that the input is only in the store, because it is too large.
+    # If the log contains True, the input is too large for the log and is only in the store.
     is_begun: bool = False

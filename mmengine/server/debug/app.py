@@ -68,7 +68,7 @@ class DebugApp:
         }
 
     def interrupt(self) -> None:
-        """End the running command, and refuse later commands that move in the log."""
+        """End the running command, and refuse later commands that change the position in the log."""
         for each in self._session.debuggers:
             each.navigator.interrupt()
 

@@ -136,8 +136,8 @@ class PooledReader:
         return [each for each in given if not isinstance(each, int)]
 
     def _conversation(self, body: EmbeddingBody) -> list[dict[str, object]]:
-        """Return the body's messages. If the model embeds images and the client sent no system message, adds
-        the model's.
+        """Return the body's messages. If the model embeds images and the client sent no system message, add
+        the model's system message.
         """
         messages: list[dict[str, object]] = list(body.messages or ())
         if not self._model.has_media or any(each.get("role") == "system" for each in messages):

@@ -59,9 +59,9 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers` replaces the file's layers; i means the hidden states that enter layer i. Raises ModelError
-    if the folder is invalid or does not fit the target, and ConfigError if `num_drafts` is not between 0 and
-    7.
+    `aux_layers` replaces the auxiliary layers from config.json. An entry i selects the hidden states that
+    enter layer i. Raises ModelError if the folder is invalid or does not fit the target, and ConfigError if
+    `num_drafts` is not between 0 and 7.
     """
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))

@@ -27,7 +27,7 @@ from mmengine.replay.timeline import is_scheduling
 from mmengine.version import __version__
 
 MAX_RECORDS = 3000
-SAVE_EVERY = 32  # number of records between two saved states, from which the views replay
+SAVE_EVERY = 32  # number of records between saved states; a view replays the records after a saved state
 _OF_RECORDS = ("position", "event", "request", "reason", "time_ms")
 
 
@@ -66,7 +66,7 @@ class PageData:
         self._decided: dict[int, object] = {}
 
     def collect(self, progress: Callable[[int], None] = lambda position: None) -> dict[str, object]:
-        """Return the page's data. Raises LogError for a log with too many records, and `verify`'s errors."""
+        """Return the page's data. Raises LogError if the log is missing, damaged, or has too many records."""
         navigator = self._navigator
         walker = Steps()
         why = walker.first(navigator.cursor)

@@ -59,7 +59,7 @@ def _in_lark(text: str) -> str:
 def _head(options: Mapping[str, object]) -> list[str]:
     """Return the Lark lines that allow white space between JSON tokens.
 
-    A grammar with fixed white space has no such line.
+    With fixed white space, the grammar has no `%ignore` line.
     """
     if not options.get("whitespace_flexible", True):
         return [ONCE]

@@ -116,7 +116,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
         near = float(value)
         read: Callable[[float], Fraction] = (
             Fraction if integer else to_fraction
-        )  # The engine reads limits of fractions by their decimal digits.
+        )  # For the type "number", the engine reads a limit's decimal digits.
         while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
             near = nextafter(near, inwards * inf)
         found = read(near)

@@ -27,8 +27,8 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
     """A normalized schema, which the grammar engine enforces exactly.
 
     `text`: the schema as JSON. `notes`: remarks on keywords without effect. `narrow`: remarks on subschemas
-    for which `text` allows less than the original. `ordered`: remarks on objects with a key order that only
-    `Bounds.ordered` fixes.
+    for which `text` allows less than the original. `ordered`: remarks on objects whose key order comes only
+    from the setting `Bounds.ordered` (emission/bounds.py).
     """
 
     text: str
