@@ -77,8 +77,8 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return the number of steps that compute `rows` prompts, while rows with a computed prompt
-        decode.
+        """Return the number of steps that compute `rows` prompts. Rows with a computed prompt decode in these
+        steps.
         """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 

@@ -31,7 +31,7 @@ from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
-STEP_S = 0.003  # Step time of the scripted engine with several streams; clients can keep up.
+STEP_S = 0.003  # Step time of the scripted engine with several streams. Clients can read this fast.
 # Clients poll at this interval. Waking up clients that wait for a socket would cost the server CPU time.
 PAUSE_S = 0.001
 SHORT = 8  # Tokens of a short answer. The cost of short answers is subtracted from the cost of long answers.

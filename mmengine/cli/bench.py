@@ -71,7 +71,7 @@ def serve(
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Output file for a picture of the times.")] = None,
 ) -> None:
-    import asyncio  # Lazy, like all imports here: help stays fast, and the supervisor process small.
+    import asyncio  # All imports here are lazy, for fast help and a small supervisor process.
 
     from mmengine.cli.progress_bar import progress_bar
     from mmengine.server.bench.load import Load, run

@@ -21,8 +21,8 @@ class DispatchedSteps:
         self._executor = executor
         # For each step, None or the error of its failed dispatch, which `collect` reports.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
-        # Contains one entry while a thread waits for the executor. The thread ends if `stop_waiting` removes
-        # the entry first.
+        # Contains one entry while a thread waits for the executor. If `stop_waiting` removes the entry before
+        # the executor returns, the thread ends.
         self._awaited: list[None] = []
         self.pooled: tuple[PooledVector, ...] = ()  # the vectors of the last collected step
 

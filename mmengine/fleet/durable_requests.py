@@ -63,7 +63,9 @@ class DurableRequests:
         return await asyncio.to_thread(logged_outputs, entry.request_id, sampling, grammar, logs)
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """Wait until `replica` no longer computes the core requests `names`; see RequestKeeper."""
+        """Wait until `replica` no longer computes the core requests `names`; see RequestKeeper in
+        routed_request.py.
+        """
         await self._logs.released(replica, names)
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
@@ -102,7 +104,8 @@ def open_durable_requests(
 ) -> DurableRequests | None:
     """Open the requests below `root`. If file locks do not work in this folder, call `warn` and return None.
 
-    Waits up to 15 s for another ingress to release the folder, then raises LogError. Raises OSError.
+    Waits up to 15 s for another ingress to release the folder, then raises LogError. Raises OSError if the
+    folder cannot be used.
     """
     folder = root / INGRESS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

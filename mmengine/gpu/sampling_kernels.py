@@ -119,7 +119,8 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
         place = start + tl.arange(0, CHUNK)
         values = tl.load(source + place, mask=place < count, other=float("-inf"))
         total += tl.sum(tl.exp(values - top))
-    # With top_p 1 all k tokens are kept. Otherwise rounding errors in the sums could exclude the last tokens.
+    # With top_p 1 all k tokens must be kept. A finite limit could exclude the last tokens, because the sums
+    # have rounding errors.
     wanted = tl.where(share >= 1.0, float("inf"), share * total)
     bound, before = top, 0.0
     for start in range(0, count, CHUNK):

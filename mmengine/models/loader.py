@@ -76,7 +76,7 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
 
 
 def _with_projector(model: Path, projector: str) -> Path:
-    """Return a name that stands for a GGUF file and its projector. Raises ModelError."""
+    """Return a path that names both a GGUF file and its projector. Raises ModelError."""
     if not is_gguf(model):
         raise ModelError(f"{model} is no GGUF file, so it has no projector; leave --mmproj out")
     if projector == NO_PROJECTOR:

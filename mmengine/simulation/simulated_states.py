@@ -1,6 +1,7 @@
 """The simulated executor's recurrent states. A state is the sum of a row's token values.
 
-Raises ExecutorFailed if a wrong plan gives a row another row's state, or a state after other tokens.
+Raises ExecutorFailed if a wrong plan gives a row another row's state, or a state that covers the wrong
+tokens.
 """
 
 import numpy as np

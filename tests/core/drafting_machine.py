@@ -26,8 +26,8 @@ class Machine:
 
     `policy`: "goodput", "none", or the index of the last active drafter. `noise`: maximum random share by
     which a step takes longer. With noise, one step in a hundred takes five times as long. `missed_us`: time
-    to read a missed token. After steps without drafting, the drafters read the missed tokens first: one per
-    row and step, at most 2,048.
+    to read a missed token. In each step without drafting, the drafters miss one token per row. The next step
+    with drafting reads at most 2,048 missed tokens in total.
     """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):

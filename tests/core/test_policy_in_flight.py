@@ -26,7 +26,7 @@ class Follower:
     waiting: list = field(default_factory=list)
     rows: dict = field(default_factory=dict)
     in_flight: int = 0
-    gave_way: bool = False  # whether a request was preempted in the open step
+    gave_way: bool = False  # whether a request was preempted since the last dispatch
     preemptions: int = 0
 
     def rank(self, name):
@@ -34,8 +34,8 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Return whether later requests may overtake a request, which may wait for a grammar, an adapter, an
-        encoder output, or its group's prompt.
+        """Return whether later requests may overtake the request `name`, because this request may wait for a
+        grammar, an adapter, an encoder output, or its group's prompt.
         """
         event = self.arrivals[name][0]
         return name in grammars or bool(event.media or event.group or event.adapter)

@@ -130,7 +130,7 @@ def test_blocks_with_accepted_drafts_are_released_and_stay_in_the_cache():
         bench.step()
         jumps.add(int(bench.state.num_computed[0] - before))
         assert not list(broken_windows(bench.state))
-    assert max(jumps) > 7  # a step computed several blocks, which the window left at once
+    assert max(jumps) > 7  # a step computed several blocks, so several blocks left the window together
     assert bench.tokens["one"] == reference_tokens(one, bench.config)[0]
     prompt = [*one.prompt_token_ids.tolist(), *bench.tokens["one"]]
     bench.submit(request("two", prompt, max_tokens=1))

@@ -32,8 +32,8 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Return a tuple for each round: a kill point for the first process, and usually for the process that
-    resumes.
+    """Return a tuple for each round: a kill point for the first process, and usually a kill point for the
+    process that resumes.
 
     The later the first process dies, the less the resuming process writes. Points are paired so that both are
     reached. `trail`: the writes of a process that is not killed. `behind`: the writes of a resuming process

@@ -100,14 +100,14 @@ def ended(client, batch):
 
 
 def answers(client, found):
-    """Return custom_id -> answer from both files, without values that depend on the run. Each line must occur
-    once.
+    """Return custom_id -> answer from the output file and the error file, without values that depend on the
+    run. Each line must occur once.
     """
     assert found.status == "completed"
     lines = []
     for name in (found.output_file_id, found.error_file_id):
         data = client.files.content(name).read()
-        # The last bits of a logprob depend on the batch.
+        # The last bits of a logprob depend on the other rows in the step.
         lines += [json.loads(line, parse_float=lambda text: 0.0) for line in data.splitlines()]
     out = {}
     for line in lines:
@@ -121,8 +121,8 @@ def answers(client, found):
 
 
 def killed(folder, chosen, kills, num_lines, in_recovery=False):
-    """Kill a batch's server several times and compare its answers. Returns the number of unanswered lines at
-    each kill, as the client saw them.
+    """Kill the server several times during a batch, and compare the answers with an undisturbed run. Returns
+    the number of unanswered lines at each kill, as the client saw them.
     """
     unanswered = []
     with running(folder) as one:

@@ -139,7 +139,7 @@ def answer_of(port, key, body):
 
 
 def answers_of(port, bodies, meanwhile):
-    """Send all bodies at once and return the answers by key. `meanwhile` is called with a function that
+    """Send all bodies in parallel, and return the answers by key. `meanwhile` is called with a function that
     returns the number of answers.
     """
     found = {}

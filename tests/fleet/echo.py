@@ -1,4 +1,4 @@
-"""An engine builder without a model, which other processes can import by its path."""
+"""An engine builder without a model. Other processes import the builder as tests.fleet.echo:build."""
 
 from tests.serve.serve_fakes import builder
 from tests.server.running import SlowEcho

@@ -133,9 +133,7 @@ def test_fp8_scales_of_rows_blocks_and_the_matrix(tmp_path, shape, more):
 @needs_kernels
 @pytest.mark.parametrize("shape", [(70, 160), (32, 48), (16, 300)])
 def test_held_codes_equal_their_values(tmp_path, shape):
-    """In bfloat16, FP8 codes in memory have exactly the values of the dequantised matrix. NVFP4 is
-    dequantised.
-    """
+    """In bfloat16, FP8 codes stay in memory, and have exactly the values of the dequantised matrix."""
     written(tmp_path, "compressed-tensors", "fp8", shape=shape)
     with open_reader(entries(tmp_path), CPU, torch.bfloat16) as weights:
         held, plain = weights.held(MATRIX), weights.pieces(MATRIX)

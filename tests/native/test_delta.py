@@ -46,7 +46,7 @@ def spread(net, rows, seed):
     """Yield (row, first token, outputs) for rows that are computed together in random chunks.
 
     Some tokens are drafts, and some drafts are accepted. A state of row 0 is kept, and at the end another row
-    continues from this state. Its outputs are yielded as row 0's, because both must be equal.
+    continues from this state. The other row's outputs are yielded as row 0's, because both must be equal.
     """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0

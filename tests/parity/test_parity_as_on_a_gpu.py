@@ -1,6 +1,7 @@
 """Tests the GPU code path on a CPU: fused decoder operations, packed images, and Triton sampling kernels.
 
-Greedy tokens equal `generate`'s, and sampled tokens equal the CPU sampler's.
+Greedy tokens equal the tokens from transformers' `generate`, and sampled tokens equal the CPU sampler's
+tokens.
 """
 
 from dataclasses import replace

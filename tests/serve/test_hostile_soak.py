@@ -18,7 +18,7 @@ from tests.serve.hostile_requests import hostile_request
 from tests.serve.hostile_run import Felt, attack
 
 P99_S = 0.250
-GROWTH = 1536 * 2**20  # allowed growth in bytes, for a decoder's largest picture and the caches
+GROWTH = 1536 * 2**20  # allowed memory growth in bytes, for a decoder's largest picture and the caches
 
 
 def under_attack(seeds: Sequence[int]) -> tuple[Felt, AsyncEngine]:

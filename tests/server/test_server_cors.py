@@ -49,7 +49,7 @@ def test_other_origins_get_no_permission(server, origin):
 
 
 def test_a_public_page_may_call_a_server_in_a_private_network(server):
-    """Chromium adds this header to a preflight to a private address."""
+    """Chromium sends the header below in a preflight to a private address."""
     asked = {"access-control-request-private-network": "true"}
     status, headers = preflight(server, PAGE, **asked)
     assert status == 200 and headers["access-control-allow-private-network"] == "true"

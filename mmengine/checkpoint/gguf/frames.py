@@ -1,4 +1,6 @@
-"""Joins a patch embedding's two kernels. GGUF files store a tensor for each of the two frames."""
+"""Joins a patch embedding's kernel from two tensors. GGUF files store a tensor for each of a patch's two
+frames.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ A block's content is the previous block's content, the block's token ids, and it
 adapter). Each distinct content has a number, the content id. A block's parent is the previous block's content
 id.
 
-A block's hash key is a weighted sum, modulo 2^64, of its parent and its token ids with odd factors, plus the
-extra digest's hash. A lookup also compares the parent, the tokens and the extra digest, so a hit is exact. A
-key collision only causes a miss.
+A block's hash key is a sum modulo 2^64: the parent and each token id, all multiplied by fixed odd factors,
+plus the extra digest's hash. A lookup also compares the parent, the tokens and the extra digest, so a hit is
+exact. A key collision only causes a miss.
 """
 
 import zlib
@@ -45,7 +45,10 @@ class PrefixIndex:
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the tokens' summand of each block's key, uint64 [n]. `tokens`: int32 [n, width]."""
+        """Return the sum of the weighted token ids in each block's key, uint64 [n].
+
+        `tokens`: int32 [n, width].
+        """
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
@@ -112,7 +115,7 @@ class PrefixIndex:
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            # A new content is not yet the parent of any block.
+            # No block can follow the newest content yet, so all later contents of the chain are probably new.
             newest = content == self.next_content - 1
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}

@@ -15,8 +15,8 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """One engine's state slots. Only `evolve` may change the slots. `block_content`: each KV block's content
-    id, int64.
+    """One engine's state slots. Only `evolve` in core/fold may change the slots. `block_content`: each KV
+    block's content id, int64.
     """
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
@@ -99,8 +99,8 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Return whether any row may have a state to keep after this step. Most steps have no such row, so the
-    test is fast rather than exact.
+    """Return whether any row may have a state to keep after this step. The test runs in every step. To
+    stay fast, the test may return True although no row is due.
     """
     return bool((keep_at <= num_computed).any())
 

@@ -10,7 +10,7 @@ MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that may take qu
 # Maximum length of further arguments to tojson and to filters that may take quadratic time, and of
 # strftime_now's format.
 MAX_SEPARATOR_CHARS = 256
-MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
+MAX_COMPARED = 2**28  # Maximum number of character comparisons if a call searches from the right or strips.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
 # Filters that do not read the whole value.
 _AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))

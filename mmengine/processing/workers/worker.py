@@ -64,7 +64,7 @@ def _step_back() -> None:
 
 
 def _limit(hello: Hello) -> None:
-    """Limit the private memory (besides imported modules), the size of written files, and the number of
+    """Limit the private memory (beyond its current size), the size of written files, and the number of
     descriptors. Forbid core files.
     """
     with suppress(OSError, ValueError):
@@ -83,7 +83,7 @@ def _set_limit(which: int, value: int) -> None:
 
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
     """Decode an item, and send the result or the refusal. Returns whether this process can take another job.
-    After an item that exhausted the memory, it cannot, because the heap may be fragmented.
+    After an item exhausted the memory, the result is False, because the heap may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:

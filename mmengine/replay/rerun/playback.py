@@ -61,7 +61,7 @@ class Timer:
 
 class Counter:
     """A Clock that counts each step twice: when the step is decided, and when its result has returned.
-    Waiting shifts all later observations.
+    `wait_until` advances the count, so all later observations are due earlier.
     """
 
     def __init__(self, core: EngineCore):
@@ -98,8 +98,8 @@ class Playback:
 
     With `timer`, observations are due at their time on the executor's clock, and this clock also measures
     deadlines. Without `timer`, observations are due and deadlines pass at their steps in the log. `see` gets
-    each event before the event is applied. Blocks that the log's engine fetched from a block store are
-    computed.
+    each event before the event is applied. The playback computes the blocks that the log's engine fetched
+    from a block store.
     """
 
     def __init__(

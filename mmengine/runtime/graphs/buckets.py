@@ -47,7 +47,7 @@ def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
 
 
 def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame | str:
-    """Return the frame for a replay of `plan`, or the reason in REASONS against a replay."""
+    """Return the frame for a replay of `plan`, or the entry in REASONS that prevents a replay."""
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)

@@ -14,9 +14,9 @@ async def with_fetched_media(
 ) -> AsyncIterator[Prompt]:
     """Yield the prompt with media as bytes instead of URLs.
 
-    The bytes count against the limit for fetched media until the block ends. Downloads do not use the event
-    loop's thread pool, because a few unresponsive hosts would occupy the whole pool. `is_over`: returns
-    whether the caller has cancelled the request. Raises the errors that PromptMedia raises.
+    The bytes count against the limit for fetched media until the `async with` block ends. Downloads do not
+    use the event loop's thread pool, because a few unresponsive hosts would occupy the whole pool. `is_over`:
+    returns whether the caller has cancelled the request. Raises the errors that PromptMedia raises.
     """
     if not names_urls(prompt):
         yield prompt

@@ -1,7 +1,8 @@
 """Builds the prompt for a session's request from the session's tokens and the appended content. Each request
 appends a piece: the new content's tokens and media. The session's pieces form the chain, which is the
-request's prompt. If the chain would exceed the session's length, older pieces after the anchor are dropped.
-The shorter chain is prefilled again, so dropped pieces have no influence.
+request's prompt. If the chain would exceed the session's length, older pieces are dropped, except the anchor
+(pieces at the start that the client marked). The shorter chain is prefilled again, so dropped pieces have no
+influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +22,9 @@ Part = dict[str, object]  # a part of a message
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
     """Describes how a request's prompt extends a session. `opens`: which turn the prompt opens (see
-    TurnProcessor). `is_anchor`: whether the new piece is never dropped. `length`: maximum number of tokens in
-    the session. `keep`: maximum number of tokens after pieces were dropped. `loaded`: older media that must
-    be encoded again.
+    TurnProcessor in models/plugin.py). `is_anchor`: whether the new piece is never dropped. `length`: maximum
+    number of tokens in the session. `keep`: maximum number of tokens after pieces were dropped. `loaded`:
+    older media that must be encoded again.
     """
 
     session_id: str

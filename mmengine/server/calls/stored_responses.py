@@ -87,8 +87,8 @@ class StoredResponses:
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the previous process's unfinished responses that are not in the log. `logged_ids`: the log's
-        ids.
+        """Delete the previous process's unfinished responses whose ids are not in `logged_ids`, the log's
+        request ids.
         """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)

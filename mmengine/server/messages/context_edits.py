@@ -16,7 +16,7 @@ _THINKING = ("thinking", "redacted_thinking")
 
 def check_context_management(given: Json | None, turns: Sequence[Json], max_model_len: int) -> None:
     """Raise ApiError if an edit is unknown or could remove content from the messages `turns`.
-    `max_model_len`: the prompt's maximum length, below which an edit's threshold is never reached.
+    `max_model_len`: the prompt's maximum length. No prompt reaches a threshold above this length.
     """
     where = FieldPath("context_management")
     fields = given or {}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 class ExactEncoder:
     """Encodes text to tokens. An instance can be called like the tokenizer's `encode`.
 
-    `token_bytes`: every token's bytes, b"" for a special token. If the vocabulary lacks any single-byte
-    token, the tokenizer's tokens are returned unchanged.
+    `token_bytes`: every token's bytes, b"" for a special token. Unless the vocabulary has all 256 single-byte
+    tokens, the tokenizer's tokens are returned unchanged.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]):
@@ -35,7 +35,7 @@ class ExactEncoder:
         return out + self._run(exact)
 
     def _run(self, text: str) -> list[int]:
-        """Return the tokenizer's tokens for `text`, or single-byte tokens if they do not spell the text."""
+        """Return the tokenizer's tokens for `text` if these spell the text, otherwise single-byte tokens."""
         tokens = self._encode(text) if text else []
         return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]
 

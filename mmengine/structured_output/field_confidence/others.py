@@ -86,8 +86,8 @@ def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
 
 
 def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
-    """Return the total probability of tokens that lead to the value `other` at the first position that
-    differs.
+    """Return the total probability of the tokens that lead to `other` at the first token where the answer
+    leads to another value.
     """
     value = text[span.start : span.end]
     for step in steps:
@@ -117,7 +117,9 @@ def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
 
 
 def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherValue]:
-    """Return beginnings of other values, up to the first position with other likely tokens."""
+    """Return beginnings of other values. All end at the first position where a likely token leads to another
+    value.
+    """
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)

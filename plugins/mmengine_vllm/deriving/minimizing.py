@@ -69,7 +69,7 @@ class VllmProbe:
         if self.logged is not None and kind == ANY:
             self.kind = self.logged.kind
 
-    # The methods of Probe
+    # Implements Probe (replay/minimize/probe.py)
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         failure = self._failure(ServedScript(self._started, script, self.name), min(max_steps, self._most))
@@ -247,8 +247,9 @@ class _Source:
 
 
 def _failure_of(found: Divergence) -> Failure:
-    """Return a failure for a difference. The text, and so the signature, has the first logged and the first
-    derived value. Missing, additional and different decisions thus have different signatures.
+    """Return a failure for a difference. The failure's text contains the first logged and the first derived
+    value, and the signature depends on the text. Missing, additional and different decisions thus have
+    different signatures.
     """
     if found.field.startswith(INVARIANT):
         name = found.field.removeprefix(INVARIANT)

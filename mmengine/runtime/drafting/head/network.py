@@ -41,8 +41,8 @@ class HeadSizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs the head reads, ascending. The number `num_layers` means the final
-        norm's input.
+        """The target's layers whose inputs the head reads, ascending. An entry equal to the target's layer
+        count means the final norm's input.
         """
         ...
 
@@ -134,9 +134,10 @@ class HeadNetwork(ABC):
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return the drafts for n rows, int64 [max(most), n]: the given drafts, then greedily chosen drafts.
+        """Return the drafts for n rows, int64 [max(most), n]. A row's drafts are the drafts in `rows`, then
+        greedily chosen drafts.
 
-        The rows must be sorted by descending `most`. Entries beyond a row's `most` are undefined. `z`,
+        The rows must be sorted by descending `rows.most`. Entries beyond a row's `most` are undefined. `z`,
         `carry`: [n, h], the results of `forward` for each row's last token.
         """
         drafts = upload(rows.drafts(), z.device)
