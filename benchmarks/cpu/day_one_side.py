@@ -42,7 +42,7 @@ class Found:
     first_s: list[float] = field(default_factory=list)  # time to the first token for each photograph
     rates: dict[int, float] = field(default_factory=dict)
     peak_private: int = 0  # peak of private memory
-    peak: int = 0  # private memory and mapped file pages
+    peak: int = 0  # peak sum: private memory plus mapped file pages
     kv_bytes: int = 0
     line: str = ""  # mmengine's line about the loaded model
 
@@ -192,7 +192,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        # The parent reads this line even if it ends this process at the time limit.
+        # The parent process reads this line even if the time limit ends this process.
         print(json.dumps(found.first_s), flush=True)
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))

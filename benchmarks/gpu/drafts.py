@@ -150,11 +150,11 @@ class Chains:
 
 
 def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
-    """Compare captured and launched chains for every number of rows, with attention heads of 128 and 32
-    values.
+    """Compare draft chains with and without CUDA graphs, for every number of rows. The attention heads have
+    128 or 32 values.
 
-    Fixed random drafts must give the same KV. If the head chooses the drafts, more than half must be equal.
-    Raises ConfigError if passes cannot be captured.
+    With fixed random drafts, both chains must write the same KV. If the head chooses the drafts, both chains
+    must agree in more than half of the drafts. Raises ConfigError if passes cannot be captured.
     """
     gaps: list[float] = []
     same = total = 0
@@ -192,7 +192,7 @@ def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
 
 
 def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
-    """Return the largest difference between the KV from captured and launched passes, divided by the largest
+    """Return the largest difference between the KV with and without CUDA graphs, divided by the largest
     value. Returns infinity if the written positions differ.
     """
     before = chains.pool.blocks.clone()
@@ -213,9 +213,10 @@ def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainR
 
 
 def chain_seconds(shape: ModelConfig, device: str, dtype: torch.dtype, context: int) -> dict[str, float]:
-    """Return the median seconds for drafting MAX_DRAFTS tokens in a row with `context` tokens.
+    """Return the median seconds that a row with `context` tokens takes for MAX_DRAFTS drafts.
 
-    The keys are "captured" and "launched". The time includes copying the drafts to the host.
+    The keys are "captured" (with CUDA graphs) and "launched" (without). The time includes copying the drafts
+    to the host.
     """
     blocks = -(-(context + MAX_DRAFTS) // BLOCK_SIZE)
     with torch.inference_mode():

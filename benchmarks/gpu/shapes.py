@@ -50,7 +50,8 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     )
 
 
-# The sizes are written from memory. Only the 4B's config was compared: the fields that all sizes share agree.
+# The sizes are written from memory. Only the shared fields in `_shape` were compared with a published config
+# (4B), and they agree.
 SHAPES = {
     "2B": _shape(
         {

@@ -29,7 +29,7 @@ Answer = tuple[np.ndarray, list[int], list[float]]  # a prompt, the following to
 
 
 class Widened(RandomWeights):
-    """The same random weights, converted to float32."""
+    """The tested model's random weights, converted to float32."""
 
     def read(self, *names: str) -> torch.Tensor:
         return super().read(*names).float()

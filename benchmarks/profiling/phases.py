@@ -16,7 +16,7 @@ LAYERS = "forward, the rest"
 FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # The model's phases.
 ENCODE = "encode"
 ROUNDS = 3
-Watched = Callable[[AbstractContextManager], None]  # Runs the steps to measure inside the given context.
+Watched = Callable[[AbstractContextManager], None]  # Enters the context, and runs the measured steps there.
 
 
 class Clocks:

@@ -1,4 +1,4 @@
-"""Compare servers (the sides) that differ in a single setting, and serve the same streams in turn.
+"""Compare servers that differ in a single setting. The servers (the sides) serve the same streams in turn.
 
 Each round runs the sides in random order and then in reverse, so that a slowing machine affects all sides
 equally.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # Imported late, after the number of threads is set.
     from benchmarks.server.processes import Running
 
 STREAMS = 16
-PAUSE_S = 0.03  # Pause after a turn in seconds; the log writes its last records meanwhile.
+PAUSE_S = 0.03  # Seconds between two turns, in which the log writes its last records.
 
 
 def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -73,7 +73,8 @@ def compared(
 ) -> Compared:
     """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens.
 
-    Prompt numbers are larger than `start`. Choose `start` so that all prompts are new to both servers.
+    The prompts have consecutive numbers after `start`. Choose `start` so that all prompts are new to both
+    servers.
     """
     from benchmarks.server.clients import Load, load
 

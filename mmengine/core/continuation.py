@@ -1,4 +1,4 @@
-"""Opens an engine's log. The log is new, or an earlier process wrote it; then its requests are resumed."""
+"""Opens an engine's log. If an earlier process wrote the log, the log's unfinished requests are resumed."""
 
 from dataclasses import dataclass
 from pathlib import Path

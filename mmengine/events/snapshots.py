@@ -19,7 +19,7 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
-EVERY_RECORDS = 2**13  # a reader applies these records in about 0.25 s
+EVERY_RECORDS = 2**13  # a reader applies this many records in about 0.25 s
 NUM_NEWEST = 3  # newest snapshots that are never deleted, in case some are damaged
 MAX_BYTES = 2**33
 _CHUNK = 2**20

@@ -3,7 +3,7 @@
 A tile contains consecutive queries from a single row (request), each with all heads that share a KV head
 (attention_tiles.py). A program computes one tile after another, and reads KEYS keys at a time. The row's keys
 are divided into spans of SPAN keys. Each span gets its own softmax, and the softmaxes are joined in order.
-The result therefore has the same bits if several programs share a tile's spans.
+Several programs that share a tile's spans therefore get the same bits as a single program.
 """
 
 import torch

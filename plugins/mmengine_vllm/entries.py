@@ -1,7 +1,7 @@
-"""Defines the entries that the recorder collects during vLLM's calls: events, and small records. `batches`
-later converts the records of many steps into events at once, to save time in vLLM's calls.
+"""Defines the entries that the recorder collects during vLLM's calls: events, and named tuples. batches.py
+later converts the named tuples from many steps into events together. This saves time in vLLM's calls.
 
-A column is int32 as bytes, as in an event.
+A column is the bytes of an int32 array, as in an event.
 """
 
 from typing import NamedTuple
@@ -27,8 +27,9 @@ class Tracked:
 
 
 class Step:
-    """A step in flight. `rows`: column of rows, in the order of `ids`. `admitted`: how many requests the step
-    admitted, the last in `ids`. `output`: vLLM's SchedulerOutput; None after the step's result has arrived.
+    """A step in flight. `rows`: column of rows, in the order of `ids`. `admitted`: the number of requests
+    that the step admitted; they are last in `ids`. `output`: vLLM's SchedulerOutput; None after the step's
+    result has arrived.
     """
 
     __slots__ = ("number", "output", "ids", "rows", "admitted", "decided_ns", "host_ns")

@@ -160,8 +160,8 @@ def weights_of(folder) -> dict[str, np.ndarray]:
 def decoder_tensors(
     weights: dict[str, np.ndarray], kind: str, layer: dict[str, str] = LAYER, added: float = 0
 ) -> list[Tensor]:
-    """Return a text model's tensors. `weights`: by name, without `model.`. `added`: a number to add to norm
-    weights.
+    """Return a text model's tensors. `weights`: arrays by tensor name, without the prefix `model.`. `added`:
+    a number to add to norm weights.
     """
     found = []
     for name, values in weights.items():

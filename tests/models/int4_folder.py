@@ -20,7 +20,9 @@ AWQ_COLUMNS = (
 
 
 def quantised(weight, group, symmetric):
-    """Return codes from 0 to 15 [out, in], and zeros from 0 to 15 and float16 scales [out, in / group]."""
+    """Return codes and zero points from 0 to 15, and float16 scales. Codes are [out, in]; the rest are
+    [out, in / group].
+    """
     groups = weight.float().unflatten(1, (-1, group))
     low, high = groups.amin(2), groups.amax(2)
     if symmetric:
@@ -28,7 +30,7 @@ def quantised(weight, group, symmetric):
         zeros = torch.full_like(scales, 8)
     else:
         scales = ((high - low) / 15).half().float().clamp(min=1e-4)
-        zeros = (-low / scales).round().clamp(1, 15)  # GPTQ's first format cannot express zero 0.
+        zeros = (-low / scales).round().clamp(1, 15)  # GPTQ's first format cannot express a zero point of 0.
     codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
     return codes.flatten(1).int(), zeros.int(), scales.half()
 

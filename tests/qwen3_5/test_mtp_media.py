@@ -1,5 +1,5 @@
 """Tests a multi-token-prediction head on prompts with images and videos. Drafts change no token, whether a
-prompt is prefilled at once, in chunks, from cached recurrent states, or again after a preemption.
+prompt is prefilled in a single step, in chunks, from cached recurrent states, or again after a preemption.
 """
 
 import pytest

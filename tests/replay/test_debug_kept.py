@@ -1,5 +1,5 @@
-"""Tests the debugger's cached states: a long log is opened with its cached states, and a different log is
-not.
+"""Tests the debugger's cached states. A long log is opened with its cached states. A different log in the
+same folder is opened without them.
 """
 
 import errno

@@ -1,5 +1,5 @@
-"""Tests engine.session() with the embedded checkpoint: a request with the same content gets the
-same answer.
+"""Tests engine.session() with the embedded checkpoint. A session's answer equals the answer to a single
+request with the session's content.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def test_answers_stay_and_the_conversation_goes_on(engine):
         {"role": "user", "content": [image, _text("And that?")]},
     ]
     prepared = Prompt(messages=messages).prepare(engine.processor)
-    # The answer's tokens replace its text.
+    # In the session's prompt, the first answer's tokens stand in the place of "X".
     (mark,) = engine.processor.tokenizer.encode("X")
     at = prepared.prompt_token_ids.tolist().index(mark, place)
     rest = prepared.prompt_token_ids.tolist()[at + 1 :]
@@ -212,7 +212,9 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
 def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
-    """Preparation threads decode images up to media_ahead_bytes again, and engine steps decode all others."""
+    """A resumed session decodes its images again: preparation threads up to media_ahead_bytes, engine steps
+    the rest.
+    """
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:
         session = engine.session("door")

@@ -176,8 +176,8 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
-    """Draft grammars must have json.dumps's white space. In Lark, they once skipped any amount of white space
-    (found with seed 1000559).
+    """Draft grammars must have json.dumps's white space. Draft grammars in Lark once allowed any amount of
+    white space (found with seed 1000559).
     """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")
@@ -211,7 +211,7 @@ class Panicking:
 
 @pytest.mark.parametrize("executor", [None, Panicking()], ids=["alone", "behind a panic"])
 def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
-    """llguidance once returned the drafts' mask again after another text with as much white space (found with
+    """llguidance once returned the drafts' mask for another text that had as much white space (found with
     seed 21795).
     """
     made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)

@@ -1,8 +1,8 @@
 """Slots for grammars that many requests share, so that a log stores each such grammar only once.
 
-A QUEUED event names a slot. If the event also contains a grammar's source, the source is stored in the
-slot. Otherwise the request uses the grammar that is already in the slot. The slots' contents depend
-only on the events in the log, so `mmengine log verify` derives each event's slot again.
+A QUEUED event may name a slot. If the event also contains a grammar's source, the source is stored in the
+slot. Otherwise the request uses the grammar that is already in the slot. The slots' contents depend only on
+the events in the log, so `mmengine log verify` derives each event's slot again.
 """
 
 import hashlib

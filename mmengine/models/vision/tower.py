@@ -79,8 +79,8 @@ class VisionTower:
         """Encode the items' concatenated patches, uint8 [p, patch_width]. `grids`: (t, h, w) for each item.
 
         Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
-        deepstack features in the text model's order. Raises ValueError if the grids do not have p patches in
-        total, or if a side is not a multiple of the merge size.
+        deepstack features for the text model's layers 0, 1, … Raises ValueError if the grids do not have p
+        patches in total, or if a side is not a multiple of the merge size.
         """
         self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
@@ -164,8 +164,8 @@ class VisionTower:
     ) -> Tensor:
         """Compute a layer's operations after attention, and update `hidden` [n, hidden] in place.
 
-        `mixed`: [n, hidden], the attention output for the same patches. `inner`: the result of an earlier
-        call with n patches, to be overwritten. Returns the intermediate tensor for this reuse.
+        `mixed`: [n, hidden], the attention output for the same patches. Returns the MLP's intermediate
+        tensor. A later call with n patches may pass this tensor as `inner`, to be overwritten.
         """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)

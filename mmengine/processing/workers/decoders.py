@@ -17,7 +17,7 @@ NO_LIMIT_S = 10**6  # Stands for no limit.
 
 class Decoders:
     """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
-    wait. A call whose attempt has `waits` false starts another process instead of waiting.
+    wait. If `waits` is false in a call's Attempt, the call exceeds this limit instead of waiting.
 
     Processes start on demand. Only the item fails if its process crashes, or if decoding exceeds `limit_s`
     (0: no limit) or the request's deadline. After a failed start, no process is started during a pause, which

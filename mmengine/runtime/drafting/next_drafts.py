@@ -19,7 +19,8 @@ from mmengine.spec_decode.base import Drafter, Proposed, within_vocabulary
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Maximum number of a head's proposals for a row in a step. The second continues after forced tokens.
+# Maximum number of a head's proposals for a row in a step. The second proposal continues after tokens that
+# the grammar forces.
 MOST_GOES = 2
 
 log = structlog.get_logger("mmengine.operators")
@@ -27,7 +28,7 @@ log = structlog.get_logger("mmengine.operators")
 
 class Drafts(NamedTuple):
     """The drafts for s rows, as in StepResult. `token_ids`: int32 [counts.sum()]. `counts`: int32 [s].
-    `drafters`: int32 [s], the number of each row's last drafter.
+    `drafters`: int32 [s], each row's last drafter, as an index in `Drafting.names`.
     """
 
     token_ids: np.ndarray
@@ -102,8 +103,8 @@ class Drafting:
         """Return the drafts after a step in which `rows` [s] got `token_ids`, or None if there are no drafts.
 
         `counts` [s]: how many tokens each row got. `going`: ascending indices (intp) of the rows that
-        continue and may have drafts. `states`: the target's states in this step, for a draft head. `room`:
-        each drafter's maximum number of drafts for each row (`StepPlan.draft_room`).
+        continue and may have drafts. `states`: the target model's hidden states in this step, for a draft
+        head. `room`: each drafter's maximum number of drafts for each row (`StepPlan.draft_room`).
         """
         if not self.num_followed:
             return None
@@ -136,7 +137,9 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: HeadDrafter, states: TargetStates | None) -> bool:
-        """Let the head read the step. Returns False if the head failed and must not draft after this step."""
+        """Pass the step's tokens and hidden states to the head. Returns False if the head failed and must not
+        draft after this step.
+        """
         if not head.is_asked:
             if states is not None:
                 head.wait(states)
@@ -178,7 +181,7 @@ class Drafting:
     def _propose(
         self, number: int, rows: np.ndarray, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Return a drafter's proposal, or None if there is none or it is invalid.
+        """Return a drafter's proposal, or None without a valid proposal.
 
         `given`: other drafters' tokens, which a head continues.
         """

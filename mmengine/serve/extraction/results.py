@@ -43,7 +43,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `status`: "ok"; "check" if a field is doubtful; "invalid" if the answer does not follow the schema;
     "error" if there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first.
     `text`: the JSON text of `value`, or "" without a value. `confidence`: each field's confidence by JSON
-    pointer. `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
+    pointer. `pictures`: paths relative to the work folder. `request`: the custom_id of the row's request.
     """
 
     document: str

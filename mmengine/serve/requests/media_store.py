@@ -2,7 +2,7 @@
 
     MEDIA_FOLDER/<hex of mm_hash>.media
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
-    crc32 u32 of meta and data; meta is msgpack, then the data
+    crc32 u32 of meta and data | meta (msgpack) | data
 
 Kind 1: the caller's encoded bytes and options. Kind 2: patches (uint8), if the caller passed decoded pixels.
 Only the owner may read the files. A file is complete before its request is logged, and is removed when no
@@ -69,7 +69,7 @@ class MediaStore:
         """Store a request's media until `release`.
 
         Raises QueueFull if the media do not fit in the store or on the disk, and LogError if they cannot be
-        written. Nothing is held after an error.
+        written. After an error, the store keeps no media for the request.
         """
         self.hold_stored(request_id, [one.item for one in media])
         try:
@@ -81,7 +81,7 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """Hold media for a request without writing files.
+        """Mark media as needed by a request, without writing files.
 
         An earlier process has written the files, or the caller writes them next.
         """
@@ -91,11 +91,12 @@ class MediaStore:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
     def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Make `holder` hold exactly `items`, and release its other items.
+        """Mark exactly `items` as needed by `holder` (a request or a session), and release the holder's other
+        items.
 
         `new` has the data for items that may not be stored yet.
 
-        Raises the same errors as `hold`. After an error, the holder still holds its earlier items.
+        Raises the same errors as `hold`. After an error, the holder's earlier items stay in the store.
         """
         before = self._held.get(holder, ())
         self.hold_stored(holder, items)
@@ -121,12 +122,12 @@ class MediaStore:
         self._let_go(request_id, self._held.pop(request_id, ()), ())
 
     def sweep(self) -> None:
-        """Remove the files that no request holds."""
+        """Remove the files that no request or session needs."""
         for mm_hash in [mm_hash for mm_hash in self._sizes if mm_hash not in self._holders]:
             self._drop(mm_hash)
 
     def load(self, item: MediaItem, processor: Processor) -> MediaInput:
-        """Load an item that a request holds. Raises InvalidMedia if the item's file is missing or damaged."""
+        """Load a stored item. Raises InvalidMedia if the item's file is missing or damaged."""
         path = self._path(item.mm_hash)
         try:
             with _open(path) as file:

@@ -24,10 +24,11 @@ class RequestMedia:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> ParsedRequest:
-        """Return the request with the media's bytes in its prompts, and with the BoxPlan in its envelope.
+        """Return the request with the media's bytes in its prompts, and with the plan for its boxes in the
+        envelope.
 
-        `add` is called with the number of bytes, and may raise ApiError. Raises ApiError, and the errors of
-        PromptMedia for an image by URL.
+        `add` is called with the number of bytes, and may raise ApiError. Raises ApiError, and for an image by
+        URL the errors that `with_fetched_media` raises.
         """
         await self.uploads.fill(parsed_request, add)
         planner = parsed_request.box_planner

@@ -1,7 +1,7 @@
 """Counts the values in a JSON body before parsing, to refuse a body with too many values.
 
-Parsed values need up to 30 times the memory of their text. A parser also holds the GIL to its end, and the
-event loop waits.
+Parsed values need up to 30 times the memory of their text. A parser also holds the GIL until the whole body
+is parsed, so the event loop waits.
 """
 
 from collections.abc import Iterator

@@ -97,7 +97,7 @@ class Probes:
         first bytes, which are still in the socket.
         """
         probe = _Probe(connection)
-        # A complete head gets its response at once. Every system call below may have to wait for the GIL.
+        # Respond to a complete head first, because every later system call may have to wait for the GIL.
         if b"\r\n\r\n" in head:
             probe.is_answered = True
             with suppress(OSError):

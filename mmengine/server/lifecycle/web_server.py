@@ -43,7 +43,7 @@ class LoopClock:
 
     def health(self) -> Health:
         """Return the state for health probes. The server is not alive if its event loop has been stuck for
-        STUCK_S seconds, or if an engine step has taken STEP_FROZEN_S seconds.
+        STUCK_S seconds, or if an engine step hangs (`Admission.is_frozen`).
         """
         late = silent(time.monotonic() - self.beaten_at, LATE_S, STUCK_S)
         return late or self._health

@@ -49,7 +49,8 @@ class Backend(Protocol):
     def compile(self, grammar: GrammarRequest) -> Compiled:
         """Compile a grammar. Several worker threads may call this concurrently.
 
-        `grammar` comes from spec.py. Raises InvalidRequest for a grammar that the engine does not support.
+        `grammar` was made by structured_output/request/spec.py. Raises InvalidRequest for a grammar that the
+        engine does not support.
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
@@ -98,8 +99,8 @@ class Backend(Protocol):
 class OfTokenizer:
     """The base class for grammar engines that are built from a tokenizer.
 
-    `token_bytes` returns each token's bytes (b"" for a special token), and is called once, for the first
-    grammar. `encode` converts text to tokens. `special_ids` has the special tokens, which have no text. The
+    `token_bytes` returns each token's bytes (b"" for a special token), and is first called when a grammar is
+    compiled. `encode` converts text to tokens. `special_ids` has the special tokens, which have no text. The
     model's vocabulary may be larger than the tokenizer's; the additional tokens are never allowed.
     """
 

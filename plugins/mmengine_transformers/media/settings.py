@@ -111,7 +111,7 @@ class HostedMedia:
             return
         try:
             expected = count(**{f"{modality}_sizes": [size]})[f"num_{modality}_tokens"][0]
-        except Exception:  # This processor cannot compute the length. It is checked again later.
+        except Exception:  # This processor cannot compute the length; `_packed` checks the length.
             return
         check_length(int(expected))
 
@@ -167,7 +167,7 @@ def video_arguments(frames: np.ndarray, metadata: Mapping[str, object]) -> dict[
         "videos": [frames],
         "video_metadata": [dict(metadata)],
         "do_sample_frames": False,
-        "return_metadata": True,  # Some processors write times from the metadata.
+        "return_metadata": True,  # Some processors compute the prompt's frame times from the metadata.
         "input_data_format": "channels_first",
     }
 

@@ -87,7 +87,7 @@ def answers_of(script: Script) -> dict[str, Answer]:
 
 
 def started_of(started: ev.Started, config: EngineConfig) -> ev.Started:
-    """Return a STARTED event for a log with the same host and other settings."""
+    """Return a STARTED event with the host in `started` and the settings in `config`."""
     facts, before = dict(started.fingerprints), EngineConfig.from_dict(started.config)
     renamed = (
         ("max_num_active_reqs", "max_num_seqs"),

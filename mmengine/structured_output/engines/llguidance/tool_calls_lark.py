@@ -36,7 +36,9 @@ _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
 def call_grammars(form: ToolCalls, max_digits: int = 0) -> str:
-    """Return the grammars as JSON. `max_digits`: see `lark_of`."""
+    """Return the grammars as JSON. `max_digits`: the digit limit for JSON numbers, as in `schema_named`; 0:
+    no limit.
+    """
     writer = _Writer(max_digits)
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):

@@ -39,7 +39,9 @@ SchemaInput = dict | bool | str | bytes
 
 
 class Scope(NamedTuple):
-    """A schema object's context: the base URI for references, the resource's place, and the draft."""
+    """A schema object's context: the base URI for references, the resource's place, and the draft. A place is
+    an index in `Document.nodes`.
+    """
 
     base: str
     resource: int
@@ -59,7 +61,7 @@ class Reader:
     scopes: dict[int, Scope] = field(default_factory=dict)  # Place -> scope.
     references: list[str] = field(default_factory=list)
     aliases: list[tuple[str, str, int]] = field(default_factory=list)  # (URI, fragment, place).
-    # For `_check_2019`: keyword -> its first pointer.
+    # For `_check_2019`: keyword -> JSON pointer to the keyword's first use.
     of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0
     # Whether a known keyword makes the current value a schema.
