@@ -94,7 +94,7 @@ def cells_of(options: argparse.Namespace) -> Cells:
 def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
     """Compare `sides` with `plain` for each task and batch size, then close the engines."""
     found: Cells = {}
-    gc.freeze()  # the gc.collect before each run then skips permanent objects
+    gc.freeze()  # spec_runs.py's gc.collect then skips permanent objects
     for task in options.tasks:
         for batch in options.batch:
             tick = _Ticks(f"{task}, batch {batch}")

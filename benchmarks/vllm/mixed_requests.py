@@ -50,9 +50,9 @@ def workload(
     several: bool = True,
     short: bool = False,
 ) -> list[Asked]:
-    """Return `number` requests. Each call returns equal requests. `loras`: adapter numbers to choose from (0:
-    no adapter). `several`: let some requests ask for two answers. `short`: leave out JSON schemas, logprobs,
-    stop strings and second answers. Their CPU work would disturb a throughput measurement.
+    """Return `number` requests. The same arguments always give equal requests. `loras`: adapter numbers to
+    choose from (0: no adapter). `several`: let some requests ask for two answers. `short`: leave out JSON
+    schemas, logprobs, stop strings and second answers. Their CPU work would disturb a throughput measurement.
     """
     draw = random.Random(3)
     shared = [random_scene(draw, side=side) for side in (128, 256)]

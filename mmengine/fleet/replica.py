@@ -1,6 +1,5 @@
-"""A replica in a fleet: runs requests from ingresses (the processes that clients call) on an AsyncEngine. It
-streams a request's outputs until the request
-ends or moves to another replica.
+"""A replica in a fleet runs requests from ingresses (the processes that clients call) on an AsyncEngine. The
+replica streams a request's outputs until the request ends or moves to another replica.
 """
 
 import asyncio
@@ -164,7 +163,7 @@ class Replica:
         return f"a step has not returned for {step_s:.0f} seconds" if step_s > self._hang_s else ""
 
     def leave(self, reason: str) -> None:
-        """Refuse new requests, and redirect the running requests at once."""
+        """Refuse new requests, and redirect the running requests immediately."""
         self._leaving = reason
         for run in self._runs.values():
             run.leave(reason)

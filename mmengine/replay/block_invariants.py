@@ -72,8 +72,8 @@ def broken_host_blocks(state: State) -> Iterator[str]:
 
 
 def broken_windows(state: State) -> Iterator[str]:
-    """Check that rows hold the sliding-window blocks that their next queries read. Between steps, a row must
-    hold no further blocks in these groups.
+    """Check that each row holds the sliding-window blocks that its next query reads. Between steps, a row
+    must hold no other sliding-window blocks.
     """
     rows = state.running
     if len(rows) and state.config.uniform_window:
@@ -104,7 +104,9 @@ def broken_windows(state: State) -> Iterator[str]:
 
 
 def _broken_uniform_window(state: State, rows: np.ndarray) -> Iterator[str]:
-    """Check the same for the only block group, in whose table a released block is 0."""
+    """Check `rows` if the only block group has a sliding window (`uniform_window`). The block table has 0
+    in place of released blocks.
+    """
     numbers = np.arange(state.block_table.shape[1])
     needed = first_needed(state.config, state.num_computed[rows] - state.scheduled[rows])
     idle = (state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)

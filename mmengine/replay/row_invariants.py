@@ -1,7 +1,7 @@
 """The row invariants: which requests may run, and which KV a row's blocks contain. A row is a running
 request's slot in the batch. invariants.py names the invariants.
 
-Each function yields a sentence for every way in which the state breaks its invariant.
+Each function checks an invariant, and yields a sentence per violation.
 """
 
 from collections.abc import Iterator

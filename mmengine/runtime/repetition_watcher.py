@@ -43,7 +43,7 @@ class RepetitionWatcher:
             equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
             runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
             self._matches[row, period - 1] = runs[-1]
-            # After a repetition, an answer continues only to complete its grammar.
+            # An answer that repeated itself before its admission continues only to complete its grammar.
             is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
             self.has_repeated[row] |= is_found.any()
 

@@ -47,7 +47,7 @@ Stops = tuple[tuple[int, str], ...]
 
 
 class ComputedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that was launched up to its logits.
+    """A step that was launched up to its logits, without sampling.
 
     `logits`: float32 [s, vocab_size], for the s positions in `batch`; None if no row samples. For the other
     fields, see LaunchedStep.
@@ -230,8 +230,8 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return `stops` and a stop for each row whose grammar is complete: the earlier stop if a row has
-        two.
+        """Return `stops`, and a stop for each row whose grammar is complete. If a row has two stops, the
+        earlier stop counts.
 
         Tokens after the end of the grammar are cut. `complete`: row -> number of tokens, for rows that
         completed their grammar during sampling. Changes `counts` and `errors`.
@@ -294,7 +294,8 @@ class Reader:
         after a closer get the kind CLOSED or REPETITION_CLOSED.
         """
         closers = {} if self.matchers is None else self.matchers.closers
-        # The option is checked first, because `closers` may contain the row's previous request.
+        # The option is checked first, because `closers` may still have the closer for the row's previous
+        # request.
         options = batch.columns["options"]
         named = []
         for index, kind in sorted(stops):
@@ -335,7 +336,7 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Add drafts for the continuing rows and the drafting time to `result`.
+        """Add to `result` the drafts for the continuing rows, and the drafting time.
 
         `counts`: each row's number of tokens; None: one token each.
         """

@@ -1,5 +1,5 @@
-"""Records how a decoder calls attention. Derives from these calls each layer's attention and the KV pool's
-heads.
+"""Records how a decoder calls attention. Derives each layer's attention and the KV pool's heads from these
+calls.
 """
 
 import math
@@ -90,7 +90,7 @@ def layers_of(
     """
     _check_counts(name, calls, num_layers)
     layers: list[LayerAttention] = []
-    stored: dict[int, int] = {}  # Storage of a key tensor -> the layer that stores it.
+    stored: dict[int, int] = {}  # A key tensor's storage -> the first layer with this storage.
     for index, call in enumerate(calls):
         _check_call(name, call, num_tokens, is_causal)
         options = call.options

@@ -1,5 +1,5 @@
-"""Tests sharded batches: another process resumes the shard after a kill, and answers to other request files
-are refused.
+"""Tests sharded batches: a process resumes a killed process's shard, and answers to other request files are
+refused.
 """
 
 import json

@@ -212,7 +212,9 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
 
 
 def test_the_decoder_of_gpus_computes_the_same(made):
-    """The GPU decoder equals transformers, tested on a CPU with torch operations in place of GPU kernels."""
+    """The GPU decoder's logits equal transformers'. The test runs on a CPU with torch operations in place of
+    GPU kernels.
+    """
     folder, reference = made
     config = read_config(folder)
     with open_weights(folder, NAMES, config, CPU, torch.float32) as weights:

@@ -74,8 +74,8 @@ KINDS = {
 def make_reference(folder, kind=KINDS["plain"], seed=0):
     """Write a random checkpoint to `folder`, and return its transformers model in float32.
 
-    Every parameter is random: transformers' equal norms and biases would hide swapped tensors. The scales are
-    chosen so that greedy answers vary.
+    Every parameter is random. In transformers' new models, all norms are equal and all biases are 0, which
+    would hide swapped tensors. The scales are chosen so that greedy answers vary.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Tests rerun, minimize's playback and the report on logs with changed or missing records. Each gives a
+"""Tests rerun, minimize's playback and the report on logs with changed or missing records. Each tool gives a
 result or a one-line error.
 """
 

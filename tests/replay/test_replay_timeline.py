@@ -1,5 +1,5 @@
-"""Tests `open_log`: walk over events and steps, stop at a step, inspect the state, and run the real scheduler
-there.
+"""Tests `open_log`: walking over events and steps, inspecting the state at a step, and running the real
+scheduler on this state.
 """
 
 import random

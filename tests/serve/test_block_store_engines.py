@@ -62,7 +62,7 @@ def test_a_prefix_is_a_hit_for_another_engine_and_after_a_restart(copied, expect
     tokens, stats, store = answered(config(copied), log=tmp_path / "log")
     assert tokens == expected
     assert stats.num_fetched_blocks > 5 and stats.num_encoded_items == 0
-    assert verify(tmp_path / "log").ok  # without the store
+    assert verify(tmp_path / "log").ok  # `verify` needs no store
     (arrived,) = [event for event in events(tmp_path / "log") if isinstance(event, ev.Arrived)]
     assert len(arrived.digests) == 8 * stats.num_fetched_blocks
 

@@ -43,7 +43,7 @@ def check_response(status, body):
 
 
 def check_events(text):
-    """Check a complete stream: each event, the order, and the deltas' sum. Return the events."""
+    """Check a complete stream: each event, the events' order, and the joined deltas. Return the events."""
     events = [event for _, event in named_events(text)]
     for event in events:
         check(event, _schemas()[event["type"]])

@@ -1,5 +1,5 @@
-"""Tests grammars in llama.cpp's and xgrammar's syntax. A grammar allows exactly its texts, or the error names
-the faulty line.
+"""Tests grammars in llama.cpp's and xgrammar's syntax. A valid grammar allows exactly its texts. An invalid
+grammar gets an error with the faulty line's number.
 """
 
 import itertools

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm.version")  # `vllm` alone would find this folder
+pytest.importorskip("vllm.version")  # `vllm` alone would match the folder tests/vllm
 
 from vllm.version import __version__
 
@@ -42,11 +42,9 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir
 
 
 def run_test(folder, name=""):
-    """Run the written test without mmengine, on the scheduler class `name`, or on vLLM's own scheduler if
-    "".
-    """
+    """Run the minimized test without mmengine. `name`: the scheduler class ("": vLLM's own scheduler)."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` has a relative path
+    second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` sets a relative path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*second, str(ROOT)]), "SCHEDULER_CLASS": name}
     command = [sys.executable, "-c", _ALONE, str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)

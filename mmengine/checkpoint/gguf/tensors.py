@@ -46,8 +46,8 @@ PARTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-# GGUF name -> transformers name for a layer's tensors without the suffix `.weight` or `.bias` in
-# transformers.
+# GGUF name -> transformers name for a layer's tensors. These transformers names have no suffix `.weight` or
+# `.bias`.
 _NAMED = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 # GGUF name -> transformers name for the tensors of a multi-token-prediction head.
 _HEAD = {
@@ -60,7 +60,7 @@ _HEAD = {
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 MAX_EXPERTS = 1024  # Maximum number of experts in a layer.
-MAX_MATRICES = 2**17  # Maximum number of tensors, counting each expert; the largest models have 40,000.
+MAX_MATRICES = 2**17  # Maximum number of expert matrices in a file; the largest models have 40,000.
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _NAMED_LAYER = re.compile(r"blk\.(\d+)\.(ssm_a|ssm_dt\.bias)")
@@ -176,7 +176,8 @@ class GGUFEntry(TensorEntry):
         # Suppress numpy's warnings about damaged scales, which may overflow or be NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
-        # float32 values are a read-only view of the bytes, and torch warns about read-only arrays.
+        # Stored float32 values are a read-only view of the bytes. They are copied, because torch warns about
+        # read-only arrays.
         return np.require(self._adjusted(values), requirements="W")
 
     def _adjusted(self, values: np.ndarray) -> np.ndarray:
@@ -202,7 +203,7 @@ def tensor_entries(
     paired_heads: Callable[[str], int],
     parts: Mapping[str, str] = PARTS,
 ) -> dict[str, GGUFEntry]:
-    """Return every tensor by its canonical name, as `open_tensors` does for a folder.
+    """Return every tensor by its canonical name, as `open_tensors` (checkpoint/tensors.py) does for a folder.
 
     `canonical_name` and `paired_heads` receive transformers names (`model.layers.0.self_attn.q_proj.weight`).
     `parts`: see `plain_name`. Raises ModelError if the rows cannot be divided by the heads.

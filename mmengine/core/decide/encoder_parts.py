@@ -2,8 +2,9 @@
 it is encoded in parts over several steps. Only one item is encoded at a time.
 
 A part is a step's last decision, after the rows that compute tokens. Only an item that blocks a request is
-encoded in parts: the next token of a running request, or the first chunk of a waiting request, needs the
-item. The last part puts the item's features into the encoder cache. The request continues in the next step.
+encoded in parts. An item blocks a running request whose next token needs the item, or a waiting request whose
+first chunk needs the item. The last part puts the item's features into the encoder cache. The request
+continues in the next step.
 """
 
 from mmengine.core.decide.admission import Admission, MayStart

@@ -37,8 +37,8 @@ class FreeList:
         return self.order(count)
 
     def order(self, count: int | None = None) -> np.ndarray:
-        """Return the next `count` free blocks, int32, in the order in which requests get them. None: all free
-        blocks.
+        """Return the next `count` free blocks, int32, in the order in which requests get them. `count` None:
+        all free blocks.
         """
         stack = self._stack[: self._top][::-1]
         live = stack[self._is_live(stack, self._stack_stamp[: self._top][::-1])]
@@ -65,7 +65,9 @@ class FreeList:
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore the result of `lines`. Raises ValueError if a block occurs twice or block 0 occurs."""
+        """Replace the free blocks by a stack and a queue from `lines`. Raises ValueError if a block occurs
+        twice or block 0 occurs.
+        """
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or holds the dummy block")
@@ -80,7 +82,8 @@ class FreeList:
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            # The removed entries may be dead, while live entries of the same blocks follow in the queue.
+            # The removed entries may be dead. The same blocks' live entries, which follow in the queue, must
+            # then become dead.
             if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:

@@ -38,8 +38,8 @@ class DeltaMixer:
         """Return the mixed tokens [t, values], before the output projection.
 
         `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection of
-        x: the convolution's channels and the output gate. `states`: if None, all tokens are one row that
-        starts with an empty state.
+        x, with the convolution's channels and then the output gate. `states`: if None, all tokens are one row
+        that starts with an empty state.
         """
         width = self._spec.width
         channels, gate = projected.split((width, projected.shape[1] - width), 1)
@@ -68,7 +68,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all rows in the mask `alone` together, into `mixed`. Each has a single token."""
+        """Compute all rows in the mask `alone` together, into `mixed`. Each row has a single token."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -111,7 +111,8 @@ class DeltaMixer:
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute n tokens of a row. Returns their outputs [n, heads, value_dim] and the state after them.
 
-        `window`: [taps - 1 + n, width], the convolution's inputs for the taps - 1 previous and the n tokens.
+        `window`: [taps - 1 + n, width], the convolution's inputs for the taps - 1 previous tokens, then for
+        the n tokens.
         """
         if not len(inputs):
             return inputs.new_empty(0, self._spec.num_heads, self._spec.value_dim), state

@@ -209,7 +209,8 @@ class _Counted(NodeTransformer):
         return node if is_constant else _filtered(node, _VALUE)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        # Also count items that the test rejects, because the body does not run for them.
+        # The counter in the body does not run for items that the loop's test rejects. Therefore all items are
+        # counted before the test.
         if node.test is not None:
             node.iter = _filtered(node.iter, _ITEMS)
         return self._repeated(node)

@@ -183,8 +183,9 @@ def to_array(source: Any, where: str) -> np.ndarray:
 def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
     """Convert [h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels to uint8 [h, w, 3].
 
-    The channel dimension may be first or last; if both fit, the first counts. Integers are 0 to 255 (uint16:
-    0 to 65535). Floats are whole numbers from 0 to 255 or fractions from 0 to 1, as in transformers.
+    The channel dimension may be first or last. If both dimensions fit, the first is the channel dimension.
+    Integers are 0 to 255 (uint16: 0 to 65535). Floats are whole numbers from 0 to 255 or fractions from 0 to
+    1, as in transformers.
     """
     if array.ndim == 2:
         array = array[..., None]

@@ -26,8 +26,8 @@ class DerivedEngine:
     """An engine loop without an executor: the caller chooses when the engine schedules and when results
     return.
 
-    Implements HostEngine. `config`: the log's settings with the host's rules. `host`: the host's name, as in
-    STARTED.
+    Implements HostEngine (engines.py). `config`: the log's settings with the host's rules. `host`: the host's
+    name, as in STARTED.
     """
 
     def __init__(self, config: EngineConfig, host: str):
@@ -54,8 +54,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether this build's rules can derive the decisions after the noted call. Only a stall
-        changes no decision.
+        """Return whether this build's rules can derive the decisions after the noted call. The rules model no
+        noted call except a stall, which changes no decision.
         """
         return event.kind == "stall"
 
@@ -92,7 +92,7 @@ class DerivedEngine:
             evolve(self.state, ev.Executed(b""))
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call would schedule; none while a step is in flight."""
+        """Return the requests that the next call would schedule. Returns [] while a step is in flight."""
         if self.state.flights:
             return []
         self.drop_empty_step()

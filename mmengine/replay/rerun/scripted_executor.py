@@ -13,7 +13,9 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled_rows import sampled_rows
 from mmengine.simulation.simulated_executor import CostModel
 
-Ends = tuple[tuple[int, str], ...]  # For each row that ends: its index in the step's rows, and a text.
+Ends = tuple[
+    tuple[int, str], ...
+]  # For each row that ends: the index in the step's rows, and the stop or error.
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
@@ -22,8 +24,8 @@ class ScriptedExecutor(TimedExecutor):
     made-up tokens follow.
 
     `failed_steps`: the error message for each step that must fail. Where the log had drafts, as many drafts
-    are accepted as in the log. Elsewhere, each draft is right with the probability `acceptance`. All runs
-    have the same result.
+    are accepted as in the log. Elsewhere, each draft is right with the probability `acceptance`. The results
+    are deterministic.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class ScriptedExecutor(TimedExecutor):
         # Output index at which a stop or an error ends the answer, or -1.
         self._ends_at = np.zeros(rows, np.int64)
         self._end: list[Answer | None] = [None] * rows
-        # Indexed by row and output index: the number of tokens that the log's step returned (0: unknown), and
-        # the number of its drafts.
+        # Indexed by row and output index: how many tokens the step in the log returned (0: unknown), and how
+        # many drafts the step had.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
         # Number of prompt and answer tokens at which the request ends by length.
@@ -103,7 +105,9 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return the result of a step without drafts. This common case of `minimize` must be fast."""
+        """Return the result of a step without drafts. Most steps in `log minimize` have no drafts, so this
+        method must be fast.
+        """
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
         stops, errors = self._ends(rows, (index == self._ends_at[rows]).nonzero()[0])

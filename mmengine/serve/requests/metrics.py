@@ -65,8 +65,8 @@ ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 class Metrics(Collector):
     """An engine's metrics. Other threads may read them; values change only between steps. `stats` returns the
     core's counters, and `ready` whether the engine is ready for work. `drafters` returns each drafter's name
-    and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph was replayed, and how
-    often not, by reason.
+    and failure count. `graphs` returns counts for each key of GRAPHS: how often a CUDA graph was replayed,
+    and for each reason how often no graph was replayed.
     """
 
     def __init__(

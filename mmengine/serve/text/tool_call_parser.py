@@ -1,7 +1,7 @@
 """Parses an answer's text, while it is generated, into plain text and tool calls' names and arguments.
 
-A grammar constrains the text, so the parser reads each character once. JSON arguments are passed on
-unchanged. XML arguments are converted to JSON.
+A grammar guarantees the text's syntax, so the parser reads each character only once. JSON arguments are
+passed on unchanged. XML arguments are converted to JSON.
 """
 
 import re

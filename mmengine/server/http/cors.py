@@ -16,7 +16,7 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     read responses.
 
     A preflight has no API key, so the application must run before the key check. Cookies are never allowed.
-    Pages may also call a server in a private network (a Chromium preflight).
+    Chromium's additional preflight for servers in private networks is also allowed.
     """
     if not origins:
         return app

@@ -139,7 +139,8 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            # For HEAD, the server omits the body, but not bytes that are written directly to the connection.
+            # For HEAD, the server omits the body, but would send frames that are written directly to the
+            # connection.
             if scope["method"] == "HEAD":
                 self._end("whole")
             else:

@@ -42,8 +42,9 @@ def parse_regex(
     r"""Parse a regex and return its tree. Raises UnsupportedRegex.
 
     `classes` maps an escape's letter to its set, such as d for \d. The capital letter, such as \D, stands for
-    the complement. `nesting` is the maximum nesting depth of groups. `meaning` maps a bracket's ranges, and
-    whether the bracket is negated, to a set. `engine` is the grammar engine's name for error messages.
+    the complement. `nesting` is the maximum nesting depth of groups. `meaning` returns a bracket's set. Its
+    arguments are the bracket's ranges, and True for a negated bracket. `engine` is the grammar engine's name
+    for error messages.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
@@ -65,7 +66,7 @@ class _Reader:
     def whole(self) -> Node:
         """Parse the whole text.
 
-        No recursion: a pattern that excludes names has a nested group per letter.
+        The method does not recurse, because a pattern that excludes names has a nested group per letter.
         """
         # For each open group: the alternatives outside the group, and the meaning of . outside the group.
         outer: list[tuple[list[list[Node]], Set]] = []

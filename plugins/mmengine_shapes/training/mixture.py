@@ -34,7 +34,7 @@ class Stage:
     sides: dict[int, float]  # Relative frequency by side in pixels.
     # Relative frequencies of scenes with 1 to 4 things.
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
-    lookup_weight: float = 2.0  # Loss weight of a short answer's token; JSON: 1.
+    lookup_weight: float = 2.0  # Loss weight for a short answer's tokens. JSON tokens have the weight 1.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
     patches: int = 1400  # Maximum number of patches in a batch.
@@ -67,8 +67,8 @@ def draw_text(rng: random.Random, stage: Stage) -> str:
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# The first stage has only images with a side of 96 pixels, in which a visual token is exactly a cell of the
-# 3x3 grid. In the second stage, half of the images have other sizes.
+# The first stage has only images with a side of 96 pixels, in which a visual token is exactly a cell in the
+# scene's 3x3 grid. In the second stage, half of the images have other sizes.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),

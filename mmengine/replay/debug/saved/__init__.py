@@ -1,7 +1,9 @@
 """Saves engine states at some positions in a log. The debugger replays from a saved state to any other
 position.
 
-marks.py: positions and their copies   packed_state.py, copied_state.py: a copy
-request_table.py: live requests, shared by all copies   kept_states.py: a file in the user's cache
-compression.py: the packed form of states and requests
+marks.py: the positions with a saved copy of the state
+packed_state.py, copied_state.py: the two forms of a copy
+request_table.py: the live requests, which all copies share
+kept_states.py: a file with copies in the user's cache
+compression.py: compresses states and requests
 """

@@ -2,13 +2,13 @@
 
 The head has its own KV pool, and shares the target model's block tables. The slot for position p contains the
 head's KV for the target's hidden states at p and the token at p + 1. After each step the head reads the
-target's states for accepted tokens, which overwrites its drafts' KV. Then the head drafts from its own
-outputs, for rows that may have drafts.
+target's states for accepted tokens. The KV for these tokens overwrites the KV for the head's drafts. Then the
+head drafts from its own outputs, for rows that may have drafts.
 
-If no row may have drafts, hidden states are stored for later (deferred.py). If too many states are stored, or
-for too long, the drafter sleeps: stored states are dropped, and the target writes no more states. The drafter
-wakes up when rows may have drafts again. Then only rows with complete keys (keys.py) get drafts, mostly new
-rows.
+If no row may have drafts, hidden states are stored for later (deferred.py). The drafter sleeps if too many
+states are stored, or if no row may have drafts for too many steps. Then stored states are dropped, and the
+target writes no more states. The drafter wakes up when rows may have drafts again. Then only rows with
+complete keys (keys.py) get drafts. These are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -49,8 +49,8 @@ class GivenDrafts(NamedTuple):
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Return the first `count` tokens of `rows` (indices, [n]), int64 [n, count], padded with
-        NO_DRAFT.
+        """Return the first `count` tokens for the row indices `rows` [n]. The result is int64 [n, count],
+        padded with NO_DRAFT.
         """
         there = np.arange(count) < self.counts[rows, None]
         return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
@@ -211,8 +211,8 @@ class HeadDrafter:
         """Borrow stored states for rows in `lacks`, and return which rows could borrow, bool [n].
 
         The states belong to other rows with the same prefix blocks. Only rows that may have drafts
-        (`selected`) borrow. States that their own row reads in this step are not lent; the lacking row then
-        drafts from the next step on.
+        (`selected`) borrow. States that their own row reads in this step are not lent. The row that lacks
+        these states then drafts from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
@@ -260,8 +260,8 @@ class HeadDrafter:
     def propose(
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Propose drafts (see Drafter). `given`: other drafters' tokens, after which the head
-        drafts.
+        """Propose drafts (see Drafter in spec_decode/base.py). `given`: other drafters' tokens, after which
+        the head drafts.
         """
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
         selected = np.flatnonzero(counts)
