@@ -1,4 +1,4 @@
-"""Assigns rows to requests. Each gets the lowest row that no running request and no step in flight uses."""
+"""Assigns each request the lowest row that no running request and no step in flight uses."""
 
 import heapq
 from collections.abc import Iterable
