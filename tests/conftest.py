@@ -28,11 +28,11 @@ pytest_plugins = ("tests.workers",)
 sys.path.append(str(ROOT / "build" / "gpu"))
 # Makes torch look for GPUs without loading CUDA, because forked worker processes cannot load CUDA again.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-# Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable at import, and
-# other packages may import Triton.
+# Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads TRITON_INTERPRET at import,
+# and other packages may import Triton.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-# When imported, FlashInfer creates folders; by default in the user's home.
+# FlashInfer creates folders at import, by default in the user's home.
 os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 
 # Test machines are slow and busy, so no Hypothesis test fails because of its duration.
@@ -55,8 +55,8 @@ def _load_rfc3987():
 if find_spec("rfc3987_syntax") is not None:
     sys.modules["rfc3987_syntax"] = SimpleNamespace(is_valid_syntax=lambda *given: _load_rfc3987()(*given))
 
-# A shell starts background jobs with SIGINT ignored, and child processes inherit this. A test that interrupts
-# a child would then wait for ever.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit this setting. A test that
+# interrupts a child would then wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

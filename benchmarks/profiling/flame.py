@@ -1,8 +1,8 @@
 """Makes a flame graph of Python code: samples the stack, and writes a self-contained HTML file.
 
 A timer signal requests a sample every half millisecond. Python handles a signal only after a running C call
-has returned. Each sample therefore counts with the time since the previous sample, and a long C call with its
-full duration.
+has returned. Each sample is therefore weighted with the time since the previous sample, so a long C call
+counts in full.
 """
 
 import html

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-BLOCK, GROUP = 128, 128  # rows and columns of an FP8 block; values in a 4-bit group
+BLOCK, GROUP = 128, 128  # BLOCK: rows and columns per FP8 block; GROUP: values per 4-bit group
 Tensors = dict[str, torch.Tensor]
 
 

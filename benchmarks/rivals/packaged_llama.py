@@ -53,7 +53,7 @@ def silent(level: int, text: bytes, user_data: int) -> None:
 
 
 def load(libraries: Path) -> ctypes.CDLL:
-    """Load the library, with the npm package's kernels for this CPU."""
+    """Load llama.cpp. The npm package's kernels for this CPU are loaded too, if present."""
     ctypes.CDLL(str(libraries / "libggml-base.so"), ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(_library(libraries, "libggml"), ctypes.RTLD_GLOBAL)
     llama = ctypes.CDLL(_library(libraries, "libllama"), ctypes.RTLD_GLOBAL)

@@ -14,7 +14,7 @@ from tests.vllm.model_free import drive
 
 
 def recording_class(fault):
-    """Return a subclass of `fault`, a scheduler class of vLLM, that records its calls."""
+    """Return a subclass that records its calls. `fault`: vLLM's scheduler class or a subclass."""
     return type(f"Recorded{fault.__name__}", (RecordsCalls, fault), {"host_version": __version__})
 
 

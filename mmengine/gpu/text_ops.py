@@ -1,7 +1,7 @@
 """Chooses kernels for a decoder layer's operations on a GPU. Also implements the operations in torch for any
 device.
 
-FlashInfer provides the norms and the gate, or Triton if FlashInfer is missing. The rotation is a Triton
+FlashInfer, or Triton if FlashInfer is missing, provides the norms and the gate. The rotation is a Triton
 kernel that includes the norms of q and k and the store into KV blocks. torch provides the matmuls. torch also
 replaces a kernel that does not build, or that differs from torch on a small example. With batch invariance,
 all operations are Triton kernels. Not yet run on a GPU.
@@ -142,7 +142,7 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions of the first usable maker: the functions run and agree with torch.
+    """Return `ops` with the functions from the first maker whose functions run and agree with torch.
 
     A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes this
     name with the reasons why earlier makers were not used.

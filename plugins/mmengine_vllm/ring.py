@@ -9,7 +9,7 @@ RING_BYTES = 256 * 2**20
 
 class Ring:
     """Bases and the events after them, for at least the last `seconds` seconds. Beyond RING_BYTES, the ring
-    drops the oldest bases, but never the last.
+    drops the oldest bases and their events, but always keeps the newest base.
     """
 
     def __init__(self, seconds: float):

@@ -220,7 +220,7 @@ def test_an_item_is_no_longer_than_a_prompt():
 
 @pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
 def test_a_missing_group_leader_is_ignored(group):
-    """The request runs alone if the group's leader is unknown, the request itself, or a refused request."""
+    """The request runs alone if `group` names an unknown request, itself, or a refused request."""
     bench = Bench()
     alone = request("alone", 9, group=group)
     bench.submit(alone, request("other", 9))

@@ -1,4 +1,4 @@
-"""Random settings and requests for the simulated executor, which the tests of core and replay share."""
+"""Random settings and requests for the simulated executor. The tests in core and replay share this module."""
 
 import random
 from collections import deque
@@ -118,7 +118,7 @@ def small_request(
     rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
 ) -> Request:
     """Return a random request that fits `config`, often with media and a prefix that other requests share.
-    `like`: an earlier request. The result is sometimes a further choice for its prompt.
+    `like`: an earlier request. The result is sometimes a further choice for the earlier request's prompt.
     """
     length = rng.randint(1, config.max_model_len - 1)
     if config.whole_prompt:

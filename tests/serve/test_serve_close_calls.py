@@ -1,6 +1,7 @@
 """Tests that on_truncation "close" completes tool calls that would exceed the token budget.
 
-Their arguments parse and match the tools' schemas, in both call formats and with any tool_choice.
+The completed calls' arguments parse and match the tools' schemas, in both call formats and with any
+tool_choice.
 """
 
 import json

@@ -27,7 +27,7 @@ MAX_NUMBER = 2048
 
 def let_torchvision_be_imported():
     """Declare two torchvision operators before the import, because torchvision's CUDA wheel cannot load them
-    with a CPU build of torch. The caller must keep the return value.
+    with a CPU build of torch. The operators exist only while the caller keeps the return value.
     """
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

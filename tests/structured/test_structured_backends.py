@@ -104,7 +104,7 @@ def prefixes_of(words):
 )
 def test_a_token_is_allowed_if_its_bytes_can_be_completed(backend, grammar, words):
     """The masks allow exactly the texts that the grammar accepts. Where the next bytes are forced, llguidance
-    may allow only the tokenizer's own spelling.
+    may allow only the tokens that the tokenizer would choose.
     """
     words = words or grammar["choice"]
     compiled = backend.compile(grammar_of(grammar=grammar))
@@ -300,8 +300,8 @@ def test_validation_does_not_change_the_state(backend):
 
 
 def test_forced_tokens_use_the_tokenizers_spelling(backend):
-    """The forced tokens begin the tokenizer's encoding. The last tokens may be missing, because they could
-    merge with later text.
+    """The forced tokens are a prefix of the tokenizer's encoding. The encoding's last tokens may be missing,
+    because they could merge with later text.
     """
     matcher = backend.compile(grammar_of(grammar={"choice": ["abab00é!", "abab00é?"]})).matcher()
     forced = matcher.compute_ff_tokens()

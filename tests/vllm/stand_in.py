@@ -24,7 +24,7 @@ class RequestStatus(IntEnum):
 
 
 class SchedulerInterface:
-    """The methods of the interface that are not abstract."""
+    """The concrete methods in vLLM's interface."""
 
     def has_requests(self) -> bool:
         return self.get_num_unfinished_requests() > 0 or self.has_finished_requests()
@@ -109,7 +109,7 @@ class PrefillStats(SimpleNamespace):
 
 
 class MultiModalBudget:
-    """Gives every configuration an encoder budget and a cache of 64 embeddings."""
+    """Gives every configuration an encoder budget and an encoder cache, each with 64 embeddings."""
 
     encoder_compute_budget = encoder_cache_size = 64
 

@@ -84,7 +84,7 @@ def q5_k(blocks: np.ndarray) -> KBlocks:
 def q6_k(blocks: np.ndarray) -> KBlocks:
     """Unpack 128 bytes of low bits, 64 bytes of high bits, 16 signed scales, and d.
 
-    Codes are stored plus 32.
+    The file stores each code plus 32.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> _NIBBLES & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _PAIRS & 3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 NORMAL, UNKNOWN = 1, 2  # Token types.
 SPACE = "\u2581"  # Tokens contain this character instead of a space.
-_LONGEST = 128  # Maximum number of characters of a normal token; SentencePiece's default is 16.
+_LONGEST = 128  # Maximum number of characters in a joined token; SentencePiece's default maximum is 16.
 
 
 def sentence_piece_parts(

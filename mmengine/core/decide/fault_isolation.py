@@ -1,7 +1,7 @@
 """Finds the request that makes steps fail, by running a failed step's requests again in smaller groups.
 
 A failed step's requests become suspects. A suspect runs only together with other suspects, in steps with at
-most half as many rows as the failed step. When a suspect gains a token, it runs with all other requests
+most half as many rows as the failed step. A suspect that gains a token is cleared, and runs with all requests
 again. A failure counts only against a request that is alone in the step. A faulty request is found after
 about log2(rows) further failed steps, and the other requests lose only time.
 """

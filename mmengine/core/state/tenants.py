@@ -73,8 +73,8 @@ class Tenants:
                 self._cancel_debts()
 
     def enqueue(self, req_state: RequestState) -> None:
-        """Insert a waiting request, ordered by rank. A tenant without waiting requests first gets at least
-        the smallest debt among tenants with waiting requests.
+        """Insert a waiting request, ordered by rank. If the tenant has no other waiting request, its debt is
+        first raised to at least the smallest debt among tenants with waiting requests.
         """
         tenant = self._of(req_state)
         if not tenant.waiting and self.num_waiting:

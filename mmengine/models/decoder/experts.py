@@ -1,8 +1,8 @@
 """A decoder layer's feed-forward in torch: a SwiGLU or a mixture of experts.
 
-Tokens are sorted by expert, and each expert multiplies all its tokens at once. Rounding is as in
-transformers: an expert's output is rounded, multiplied by the expert's probability, and rounded again. A
-token's `top_k` results are added in float32, the likeliest expert's result first.
+Tokens are sorted by expert, so that each expert multiplies all its tokens in a single product per matrix.
+Rounding is as in transformers: an expert's output is rounded, multiplied by the expert's probability, and
+rounded again. A token's `top_k` results are added in float32, the likeliest expert's result first.
 """
 
 from collections.abc import Callable

@@ -86,7 +86,7 @@ class ChatTemplate:
         try:
             code, self.variables = _compiled(marked)
             with environment.counted():
-                copied = dict(environment.globals)  # Each rendering copies them again.
+                copied = dict(environment.globals)  # Each rendering copies the globals again.
                 self._template = jinja2.Template.from_code(environment, code, copied)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None

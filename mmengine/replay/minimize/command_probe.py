@@ -36,7 +36,7 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 
 
 class CommandProbe:
-    """A probe for which a log fails if the command's exit code is not 0.
+    """A probe that counts a log as failing if the command's exit code is not 0.
 
     A failure's signature consists of the exit code and the last printed line without its numbers. When the
     deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in this process
@@ -116,7 +116,7 @@ class CommandProbe:
 
 
 def _telling_line(said: str) -> str:
-    """Return the last line of the output, or `verify`'s line with the verdict."""
+    """Return `verify`'s verdict line if the output has such a line, else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
 

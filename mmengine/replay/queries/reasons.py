@@ -23,8 +23,8 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS, STATES = "blocks", "rows", "token budget", "state slots"
-ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # The names in `Shortage`.
-ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # The names in `Shortage`.
+ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # Values in `Shortage.what`.
+ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # Values in `Shortage.what`.
 GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL, CHUNK = "trial", "media chunk"

@@ -22,8 +22,9 @@ from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 # NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
 LAYOUT, KERNELS = "NHD", "fa2"
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is split among several thread blocks
-# A captured step with at least this many KV heads in all rows keeps a GPU busy: 132 or more multiprocessors
-# run two thread blocks each. Splitting a head's KV further would only reserve memory.
+# A captured step with at least this many KV heads (heads per row * rows) keeps a GPU busy. The GPU has 132 or
+# more multiprocessors, and each runs two thread blocks. Splitting a head's KV further would only reserve
+# memory.
 BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 
@@ -153,8 +154,9 @@ class FlashInferAttention:
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """Return the buffers for captured steps: places, query_starts, page_starts, last_page_len, pages.
 
-        The places are int64 [3, t]. The other buffers are int32: the starts have n + 1 entries, last_page_len
-        has n. The first call allocates the buffers, so the largest bucket must be captured first.
+        The places are int64 [3, t]. The other buffers are int32. For n rows, the starts have n + 1 entries
+        and last_page_len has n. The first call allocates the buffers, so the largest bucket must be captured
+        first.
         """
         if not self._buffers:
             rows = bucket.num_rows
@@ -169,7 +171,7 @@ class FlashInferAttention:
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
         """Copy a step's arrays to the device in a single transfer.
 
-        Returns the slots and the pool indices for K and V, int64 [3, t]. Then follows a pair for each part:
+        Returns the slots and the pool indices for K and V, int64 [3, t]. Also returns a pair for each part:
         the part's token indices in the step (a slice, or int64), and its pages (int32).
         """
         num_tokens = len(slots)

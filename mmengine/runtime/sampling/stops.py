@@ -18,7 +18,8 @@ EOS, TOKEN, STRING = "eos", "token", "string"
 CLOSED = "closed"  # the kind of stop for an answer that was completed because its token budget ended
 MAY_STOP = STOP_IDS | STOP_STRINGS | DETECTS_REPETITION
 GRAMMAR_END = "grammar"  # the kind of stop if the grammar allows no further token
-# Key of both dicts: whether the grammar was complete before the stop string or the repetition.
+# Key in STRING_ENDS and REPETITION_ENDS: whether the grammar was complete before the stop string or the
+# repetition.
 STRING_ENDS = {True: STRING, False: CUT}
 
 REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}

@@ -93,7 +93,7 @@ def _csv_cell(value: JsonValue) -> str | int | float:
 
 
 def plain_text(text: str) -> str:
-    """Return `text`, with ' before it if a spreadsheet program would treat `text` as a formula."""
+    """Return `text`, preceded by an apostrophe if a spreadsheet program would treat `text` as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -157,7 +157,7 @@ def _types(
     """Return each column's type, and a function that converts a cell to the type. A column whose values have
     different types becomes text.
     """
-    import pyarrow  # Lazy: see above
+    import pyarrow  # Lazy: an optional dependency
 
     kinds: dict[str, set[str]] = {}
     for result in results:

@@ -72,7 +72,7 @@ class Prompt:
 
     @property
     def processor_options(self) -> dict[str, Any] | None:
-        """The media options without `urls`, for a processor. Only PromptMedia reads `urls`."""
+        """The media options without `urls`, for a processor. Only prompt_media.py reads `urls`."""
         options = self.media_options
         if not isinstance(options, (dict, Mapping)):
             return options
@@ -149,7 +149,7 @@ def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) 
 
 
 def _has_some(given: object) -> bool:
-    """Return whether `given` has images or videos. `bool` would fail for an array."""
+    """Return whether `given` has images or videos. Calling `bool(given)` would fail for a NumPy array."""
     return given is not None and not (isinstance(given, (list, tuple)) and not given)
 
 

@@ -28,7 +28,7 @@ from mmengine.token_confidence import TokenConfidence
 # (token id, logprob) for the sampled token, then for the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-# For more tokens, confidences are computed on another thread: 10,000 tokens take 0.1 s.
+# Above this number, confidences are computed on another thread: 10,000 tokens take 0.1 s.
 MANY_SCORED_TOKENS = 256
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
@@ -48,8 +48,8 @@ class Delta(NamedTuple):
 
     `logprobs`: for the tokens since the previous delta. `num_tokens`: number of the answer's tokens so far.
     `markers`: indices in `logprobs` of the tokens that begin or end reasoning; these tokens have no text.
-    Only the last delta has `argument_errors`, for calls whose schemas are not enforced, and the requested
-    `field_confidence`.
+    Only the last delta has `argument_errors` (for calls without an enforced schema) and
+    `field_confidence` (if requested).
     """
 
     content: str = ""

@@ -11,8 +11,8 @@ LONGEST_S = 60
 class DrainRate:
     """Measures how many open calls end per second.
 
-    The measurement starts when a call comes to an idle server, so idle time does not lower the rate.
-    Otherwise the rate falls while no call ends.
+    The measurement starts when a call comes to an idle server, so idle time does not lower the rate. While
+    calls are open and none ends, the rate falls.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            # The full deque drops its oldest time next. This time becomes the start of the measurement.
+            # The append below drops the deque's oldest time, which becomes the start of the measurement.
             self._since = self._ends[0]
         self._ends.append(self._clock())
 

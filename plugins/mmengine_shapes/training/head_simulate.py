@@ -1,8 +1,8 @@
 """Computes how many tokens each target pass yields with a head's drafts.
 
 Head and target are greedy, so the number of accepted drafts depends only on where drafting begins. The head
-drafts from all positions in an answer at once. In the simulated decode, each pass yields the accepted drafts
-and one token from the target.
+drafts from all positions in an answer in parallel. In the simulated decode, each pass yields the accepted
+drafts and one token from the target.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """A scheduler with vLLM's rules: schedules running rows one after the other, then admits waiting requests.
 
 If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
-PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. A chunk may evict encoder
-outputs and then not run. EVICTED records these evictions. The rules follow vLLM 0.33, except where vLLM is
-known to hang. versions.py reproduces single versions exactly.
+PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. EVICTED records the encoder
+outputs that are evicted for a chunk, if the chunk then does not run. The rules follow vLLM 0.33, except where
+vLLM is known to hang. versions.py reproduces single versions exactly.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """A scheduling decision's encoder work, by vLLM's rules. `is_patient`: a row waits until its drafter's
-    next image or video can be encoded. A row that runs alone does not wait.
+    """A scheduling decision's encoder work, by vLLM's rules. `is_patient`: whether a row waits until the
+    image or video that its drafter reads next can be encoded. A row that runs alone does not wait.
     """
 
     def __init__(self, view: View, *, is_patient: bool = True):
@@ -50,7 +50,7 @@ class VllmEncoderDraft(EncoderDraft):
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
         """Return EVICTED if the encoder cache changes and the chunk does not run, else None.
-        `given_up`: the request is preempted, and its cached items become the most recently used.
+        `given_up`: whether the request is preempted. Its cached items then become the most recently used.
         """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
@@ -100,7 +100,7 @@ class VllmAdmission(Admission):
         """Return the request's number of draft placeholders.
 
         vLLM adds placeholders if all running rows in the step decode. All rows then have equal lengths. A
-        prompt with a single token that runs alone gets no placeholders.
+        single-token prompt gets no placeholders if it runs alone.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
@@ -192,7 +192,7 @@ class VllmRunningRows(RunningRows):
         return replace(self.scheduled(view, wanted, 0), new_blocks=blocks.tobytes())
 
     def _wanted_before(self, view: View, row: int) -> Wanted:
-        """Return the tokens for the rows before `row` that are not scheduled yet."""
+        """Return the wanted tokens for the unscheduled rows before `row`."""
         undecided = view.running[view.num_decided :]
         return self.wanted_by(view, undecided[: undecided.tolist().index(row)])
 

@@ -45,8 +45,8 @@ class VllmScheduler033(VllmScheduler):
 
 
 class VllmEncoderDraft032(VllmEncoderDraft):
-    """One decision's encoder work by vLLM 0.32's rules. With a drafter, which reads one token ahead, a chunk
-    that must end before an item ends one token earlier.
+    """One decision's encoder work by vLLM 0.32's rules. A drafter reads one token ahead. With a drafter, a
+    chunk that must stop before an item therefore stops one token earlier.
     """
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
