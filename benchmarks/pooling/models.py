@@ -45,8 +45,8 @@ def make_text_model(folder: Path, *, small: bool = False) -> None:
 
 
 def make_image_model(folder: Path, *, small: bool = False, layers: int | None = None) -> None:
-    """Write a Qwen3-VL that embeds texts and images. `layers`: number of layers in the text model and in the
-    vision tower.
+    """Write a Qwen3-VL that embeds texts and images. `layers`: number of layers in the text model, and also
+    in the vision tower.
     """
     vocabulary = None if small else VOCABULARY
     large_model.make(folder, vocabulary, small=small, layers=layers, tower_layers=layers)

@@ -15,7 +15,7 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.float_values import read_scales
 from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry, tensor_error
 
-ROW_GROUP = 128  # In memory, a scale per row is repeated for each group with this many values.
+ROW_GROUP = 128  # In memory, a row's single scale is repeated for every ROW_GROUP values.
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
 _SCALE = "_scale_inv"  # A scale is named like its weight, with this suffix.

@@ -65,7 +65,7 @@ def norm_rotate(
     num_heads: int,
     cache: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
-    """Norm, rotate and store in place; see text_ops.TextOps.
+    """Norm and rotate `qkv` in place, and store k and v in `cache`. See TextOps in text_ops.py.
 
     Values are rounded to their dtype only at the end.
     """

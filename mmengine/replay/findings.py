@@ -16,8 +16,8 @@ FOLD = "fold"  # The rule's name if a decision cannot be applied and no other ru
 class BrokenRule(NamedTuple):
     """A rule that a decision breaks.
 
-    `value` and `limit`: the numbers in `text`. `can_fold`: whether the decision can be applied to the state
-    nevertheless.
+    `value`: the number that breaks the rule. `limit`: the rule's limit for this number. `can_fold`: whether
+    the decision can be applied to the state nevertheless.
     """
 
     rule: str

@@ -124,8 +124,8 @@ class RowColumns:
             self.repetitions.admit(row, request, admission.token_ids)
 
     def has_repeated(self, row: int) -> bool:
-        """Return whether the answer had repeated itself before the row was admitted. The grammar's text is
-        then completed.
+        """Return whether the request's answer had repeated itself before the request was admitted to the row.
+        If so, the answer is completed according to the grammar.
         """
         return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 

@@ -1,3 +1,1 @@
-"""Structured output: reads the grammar in a request, compiles the grammar, and masks the tokens that it
-forbids.
-"""
+"""Structured output: reads the grammar in a request, compiles the grammar, and masks forbidden tokens."""

@@ -109,7 +109,7 @@ def _media_settings(folder: Path, values: dict[str, object]) -> HostedMedia | No
     """Return the media settings. For a text model, return None without importing transformers."""
     if not isinstance(values.get("vision_config"), dict):
         return None
-    # These modules import transformers slowly.
+    # These modules import transformers, which is slow.
     from mmengine_transformers.classes import read_model
     from mmengine_transformers.media.opening import open_media
 

@@ -205,8 +205,8 @@ class XMatcher:
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
         """Set `words[place]` (int32) to the mask of allowed next tokens. The mask is empty if the text is
-        complete. Set the following masks for the positions after each token in `ahead`, up to the first token
-        that is not allowed.
+        complete. The next entries get the masks after each token in `ahead`, up to the first token that is
+        not allowed.
         """
         self._fill(words, place)
         taken = 0

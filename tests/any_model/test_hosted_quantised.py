@@ -28,7 +28,7 @@ class TestInt4(OneSetting, Int4, HostedContract):
 
 
 class TestInt8(OneSetting, Int8, HostedContract):
-    test_tokens_are_transformers = None  # Works in bfloat16 only.
+    test_tokens_are_transformers = None  # Int8 quantising needs bfloat16, but this test uses float32.
 
 
 del HostedContract

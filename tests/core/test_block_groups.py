@@ -101,7 +101,7 @@ def bench_of(**settings):
 
 
 def held(bench):
-    """Return how many blocks are held."""
+    """Return the number of blocks in use."""
     return bench.state.blocks.num_blocks - 1 - bench.state.blocks.num_free
 
 
@@ -265,7 +265,7 @@ def test_most_blocks_bounds_random_rows():
             for row in state.running.tolist():
                 count = int(state.num_blocks[row])
                 total = count + len(state.windows.held_by(row, count))
-                # A row in two steps in flight holds two chunks.
+                # If a row is in two steps in flight, the row has blocks for two chunks.
                 chunk = config.token_budget * config.max_in_flight
                 assert total <= most_blocks(
                     config.block_groups, count * config.block_size, config.block_size, chunk

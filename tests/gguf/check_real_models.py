@@ -15,8 +15,8 @@ from tests.gguf.real_models import ANSWERS, MODELS, answers, open_engine
 from tests.llama.forms import FORMS
 from tests.llama.test_smollm2_forms import same
 
-NEAR = 0.01  # Maximum change in a logit by another float32 summation order.
-MOST_NEAR = {"coder": 3, "gemma": 3}  # Maximum number of answers that differ, each at a near tie.
+NEAR = 0.01  # Another summation order in float32 changes a logit by at most NEAR.
+MOST_NEAR = {"coder": 3, "gemma": 3}  # Answers that may differ because two logits nearly tie.
 FIRST = "Extract the values from the text as JSON with the keys {keys}.\n\nText: {text}"
 SECOND = "{text}\n\nFill in the keys {keys} from this text, as JSON."
 CASES = [
@@ -49,7 +49,7 @@ def test_greedy_tokens_are_transformers(name, capsys):
         found = answers(engine, name)
         held = engine.built.spec.weights_held
     assert len(found) == len(expected) == MODELS[name].prompts
-    margins = []  # Margins of the answers that differ.
+    margins = []  # For each answer that differs: the smallest gap between the two best logits.
     for answer, wanted in zip(found, expected, strict=True):
         assert answer.prompt_token_ids.tolist() == wanted["prompt"]
         if list(answer.token_ids) != wanted["tokens"]:

@@ -253,7 +253,7 @@ def test_each_example_is_run():
     shown = "".join(block.text for key in (*RUN, *RUN_ELSEWHERE) for block in blocks(*key))
     planted = (
         ROOT / "docs" / "tutorials" / "a_bad_night.md"
-    ).read_text()  # tests/test_debugging_bugs.py runs its table
+    ).read_text()  # tests/test_debugging_bugs.py runs the document's table
     for path in (ROOT / "examples").rglob("*.*"):
         if path.suffix in (".py", ".json"):
             in_table = path.parent.name == "bugs" and f"| `{path.stem}` |" in planted

@@ -1,5 +1,5 @@
-"""Changes a log's decisions to wrong but plausible values. A replay often continues, with a state that no
-engine can have.
+"""Changes a log's decisions to wrong but plausible values. A replay often accepts such a log, and reaches a
+state that no engine can have.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""Tests that TorchExecutor gives the tokens of transformers' `generate`, for the embedded checkpoint and
-steps that the test plans.
+"""Tests that TorchExecutor gives the tokens of transformers' `generate` for the embedded checkpoint. The
+tests plan the steps.
 """
 
 import random

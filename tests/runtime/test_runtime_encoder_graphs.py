@@ -123,7 +123,7 @@ GRIDS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(grids=GRIDS, seed=st.integers(0, 9))
-@example(grids=[(1, 4, 4)] * 6, seed=0)  # fills a size and all its segments
+@example(grids=[(1, 4, 4)] * 6, seed=0)  # fills every patch and segment in the largest size
 @example(grids=[(6, 2, 2)], seed=0)
 @example(grids=[(7, 2, 2)], seed=0)
 def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
@@ -145,7 +145,7 @@ def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
 
 
 def leave(graphs, value):
-    """Fill all buffers that an earlier call may have written with `value`."""
+    """Write `value` to all buffers that earlier calls may have changed."""
     encoder = graphs._encoder
     for tensor in (encoder._positions, encoder._cos, encoder._sin, encoder._features):
         tensor.fill_(value)

@@ -222,7 +222,7 @@ def test_a_long_step_that_reports_progress_is_no_hang(hanging):
             if self._steps == 0:
                 for _ in range(4):
                     Hanging.now_s += 0.8
-                    time.sleep(0.15)  # The watchdog checks the clock.
+                    time.sleep(0.15)  # Gives the watchdog time to check the clock.
                     report_step()
             return super().collect()
 

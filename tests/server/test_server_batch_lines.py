@@ -27,7 +27,7 @@ def test_an_unexpected_error_fails_only_its_line(tmp_path, monkeypatch, caplog):
         monkeypatch.setattr(reader, "read_line", failing(reader.read_line, "unreadable"))
         monkeypatch.setattr(reader, "frames_of", failing(reader.frames_of, "-5'"))
         lines = [asked("huge", [10**18], echo=True), asked("negative", [-5], echo=True), asked("good", "a")]
-        # "-5'" in `failing` matches the fifth line's request id.
+        # The fifth line's request id ends in "-5", so `frames_of` fails for this line.
         lines += [asked("read", "unreadable"), asked("answer", "a")]
         found = ended(client, begun(client, lines, COMPLETIONS))
         assert found.status == "completed" and found.request_counts.completed == 1

@@ -25,10 +25,10 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Projector(ABC):
-    """An opened projector file. Each family is a subclass.
+    """A projector file. Each model family has a subclass.
 
     `kind`: the projector type in GGUF files. `layers`: transformers' name for the list of layers. `parts`:
-    GGUF name -> transformers name in a layer, without .weight or .bias. `places`: likewise for tensors
+    GGUF name -> transformers name in a layer, without .weight or .bias. `places`: the same map for tensors
     outside the layers.
     """
 
@@ -40,8 +40,8 @@ class Projector(ABC):
 
     @abstractmethod
     def model_config(self, text: Json, container: Container) -> Json:
-        """Return the vision model's config.json. `text`: the text model's config.json. `container`: the text
-        model's file. Raises ModelError.
+        """Return config.json for the vision-language model. `text`: the text model's config.json.
+        `container`: the text model's file. Raises ModelError.
         """
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Projector(ABC):
 
     @abstractmethod
     def limits_text(self) -> str:
-        """Return a text that names the projector and the source of its added settings."""
+        """Return a text that names the projector, and the settings that the subclass adds."""
 
     def name_of(self, stored: str) -> str:
         """Return the transformers name for a projector's tensor. An unknown name stays unchanged."""
@@ -64,7 +64,7 @@ class Projector(ABC):
         return stored if name is None else f"{name}.{ending}"
 
     def text_name(self, name: str) -> str:
-        """Return the vision model's name for a tensor that the text model calls `name`."""
+        """Return the vision-language model's name for the text model's tensor `name`."""
         return name
 
     @property

@@ -37,7 +37,7 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
 
 
 def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
-    """Return how many of the first `count` blocks the windows allow a request to share.
+    """Return the largest number of hit blocks, at most `count`, for which no block in a window is missing.
 
     The search goes backwards, in spans whose length doubles. While the first waiting request lacks free
     blocks, every decode step repeats the search, so the search must be fast.
@@ -50,7 +50,8 @@ def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
         last_missing = np.maximum.accumulate(np.where(is_missing, numbers, -1), axis=1)
         first = view.windows.first_needed((numbers + 1) * view.block_size)
         fitting = numbers[(last_missing < first).all(axis=0)]
-        # The windows for a smaller `best` may begin before `low`, where blocks may be missing: search again.
+        # After fewer hits, the windows may begin before `low`. Blocks there were not checked, so search
+        # again.
         best = int(fitting[-1]) + 1 if len(fitting) else low
         if best == count or not low:
             return best

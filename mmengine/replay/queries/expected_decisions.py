@@ -17,7 +17,7 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.queries.reasons import OTHER, Reasons
 
-# (A sentence with a leading space, or ""; the facts in the sentence).
+# A note is a pair: a sentence with a leading space (or ""), and the facts in this sentence.
 Note = tuple[str, Mapping[str, object]]
 AGREED: Note = ("", {})
 _VICTIMS = {
@@ -59,8 +59,8 @@ class Rules:
             return UNKNOWN
 
     def end_of(self, request_id: str) -> Expected:
-        """Return the request's FINISHED or PREEMPTED event outside a step, or None if the request
-        continues.
+        """Return the FINISHED or PREEMPTED event that the rules derive for the request outside a step. The
+        event is None if the request continues.
         """
         if not self._applies:
             return UNKNOWN
@@ -95,7 +95,8 @@ class Rules:
         """
         view, policy = self._view, self._view.config.policy
         expected = found.event
-        # vLLM decides row by row, but its log has all preemptions before the scheduled rows.
+        # A vLLM log has all preemptions before the scheduled rows, although vLLM decides row by row. So the
+        # rules may schedule rows here.
         is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
         if not found.is_known or is_early:
             return f" The victim: {self._place(logged.row)}.", {}

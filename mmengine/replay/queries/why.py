@@ -142,8 +142,8 @@ class _Inquiry:
         self._found.append(Claim(record.step, record.step, since, kind, self._words.claim(text), facts))
 
     def _tell_difference(self, record: Record) -> None:
-        """Add a claim if `record` is the first decision that differs from the host's rules and the difference
-        names the request.
+        """Add a claim if `record` is the first decision that differs from the host's rules, and if this
+        difference names the request.
         """
         found = self._difference
         if found is None or found.sequence != record.sequence or not self._is_live:

@@ -1,8 +1,8 @@
 """Paged attention in torch for layers with special features (see LayerAttention): a window, chunks, soft
 caps, sinks, a scale, or runs of tokens with bidirectional attention.
 
-Rows are grouped as in torch_paged.py, once per step for each combination of window, chunk and runs. Only
-blocks with a visible key are read.
+Each step groups the rows by length, as torch_paged.py does, for each combination of window, chunk and runs.
+Only blocks with a visible key are read.
 """
 
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def _weighted(
 ) -> torch.Tensor:
     """Return the attention output [g, heads, s, d], computed from explicit scores."""
     num_rows, heads, queries, width = q.shape
-    grouped = q.reshape(num_rows, k.shape[1], -1, width)  # heads that share a KV head become its queries
+    grouped = q.reshape(num_rows, k.shape[1], -1, width)  # joins the queries of heads with the same KV head
     scores = (grouped @ k.transpose(2, 3) * scale).view(num_rows, heads, queries, -1)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap

@@ -15,7 +15,7 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 GIB = 2**30
-WARM_UPS = 2  # runs before a capture, in which libraries compile kernels and create workspaces
+WARM_UPS = 2  # runs that let libraries compile kernels and create workspaces before a capture
 # Maximum bytes in unfinished copies to the host. Beyond this limit, the computation waits for the oldest
 # copy.
 MOST_STAGED = 512 * 2**20
@@ -222,8 +222,8 @@ class CudaRecorder:
             with torch.cuda.stream(usual), capture:
                 compute()
         except BaseException:
-            # torch's allocator never releases the pool of a failed capture for another capture. Therefore the
-            # graph is kept, and the next capture gets a new pool.
+            # torch refuses a failed capture's pool for other captures, so the next capture gets a new pool.
+            # The failed graph is kept, because torch's allocator still uses this graph.
             self._broken.append(graph)
             self._pool = None
             raise

@@ -24,8 +24,8 @@ def draw(
 ) -> torch.Tensor:
     """Return a token for each row, int64 [r]. `logits`: float32 [r, vocab_size].
 
-    `batch`: the sampling parameters for each row, all with a temperature above 0. `options` [r]: the rows'
-    options. `kernels`: the module gpu.sampling_kernels, or None.
+    `batch`: the sampling parameters for each row, all with a temperature above 0. `options` [r]: bits for the
+    features that each row uses (see rows.py). `kernels`: the module gpu.sampling_kernels, or None.
     """
     is_typical = (options & TYPICAL) != 0
     if is_typical.any():

@@ -1,5 +1,5 @@
 """Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder, and
-refuses other tasks.
+refuses requests for other tasks.
 
 The files have sentence-transformers' format: `modules.json`, a folder for each module, and
 `config_sentence_transformers.json` with the prompts. The files are untrusted: their sizes are limited, and
@@ -33,10 +33,10 @@ YES, NO = "yes", "no"
 class PooledModel:
     """A model's task, and its settings for pooled requests, which return a vector.
 
-    `has_media`: whether prompts are chat messages with optional images; else texts. `normalizes`:
-    whether vectors are scaled to length 1 by default. `prompts`: prefixes for inputs, by name.
-    `default_prompt`: the name of the prefix for calls without a prompt name. `tokens`: token ids whose logits
-    give a reranker's score: "relevant", and optionally "not relevant".
+    `has_media`: True if prompts are chat messages with optional images, False if prompts are texts.
+    `normalizes`: whether vectors are scaled to length 1 by default. `prompts`: prefixes for inputs, by name.
+    `default_prompt`: the name of the prefix for calls without a prompt name. `tokens`: a reranker's token ids
+    for "relevant" and optionally for "not relevant". The score comes from their logits.
     """
 
     task: Task = "chat"

@@ -29,7 +29,8 @@ class SessionMedia:
         self.num_bytes = 0
 
     def take(self, session: SessionState, items: Sequence[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Hold `items` for a session's request. `new` has the data for media that the request adds.
+        """Keep the session's media and the request's `items`. `new` has the data for media that the request
+        adds.
 
         Raises InvalidMedia if an older item is lost, and QueueFull if there is no room.
         """

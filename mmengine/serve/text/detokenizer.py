@@ -15,8 +15,8 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # maximum number of tokens that are added at once; a longer window is shortened
-# Minimum number of tokens that stay in the window: a character has at most four bytes.
+WINDOW = 16  # maximum number of tokens that a decode call adds; a longer window is then shortened
+# Minimum number of tokens that stay in the window, because a character may have four bytes in four tokens.
 CONTEXT = 4
 
 

@@ -81,9 +81,9 @@ def check_schema(
     `schema` is a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds` None means the
     default bounds; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict
     mode refuses. `strict_keywords` refuses keywords that no draft defines. `backend` is a backend or a
-    backend's name (None: llguidance). A backend compiles the grammar for its tokenizer and times masks. With
-    a name, the grammar is compiled for a byte tokenizer. A refused schema raises no error. Raises ConfigError
-    for an unknown backend name.
+    backend's name (None: llguidance). With a backend, the grammar is compiled for the backend's tokenizer,
+    and masks are timed. With a name, the grammar is compiled for a byte tokenizer, and no masks are timed. A
+    refused schema raises no error. Raises ConfigError for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds
     backend = "llguidance" if backend is None else backend

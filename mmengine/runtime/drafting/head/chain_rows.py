@@ -19,7 +19,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
     positions: np.ndarray  # int32 [n], rotary position (on all axes) of the token after kv_lens tokens
     # int32 [n, b], with blocks for kv_lens + most - 1 tokens. The row stride may exceed b.
     table: np.ndarray
-    # int64 [n, max(most) or more], first drafts that other drafters proposed. NO_DRAFT: the head chooses this
+    # int64 [n, max(most) or more], each row's drafts from other drafters. NO_DRAFT: the head chooses this
     # draft. None: the head chooses all drafts.
     given: np.ndarray | None = None
 
