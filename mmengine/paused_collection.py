@@ -12,9 +12,9 @@ _was_enabled = False
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause the collector in all threads. The collector resumes when no thread is inside such a block. Code
-    that creates about 100,000 long-lived objects should run in such a block. Otherwise the collector would
-    traverse all objects repeatedly, and stop all threads for 0.1 s each time.
+    """Pause the collector in all threads. The collector resumes when no thread is inside a
+    `paused_collection` block. Code that creates about 100,000 long-lived objects should run in such a block.
+    Otherwise the collector would traverse all objects repeatedly, and stop all threads for 0.1 s each time.
     """
     global _num_pauses, _was_enabled
     with _lock:

@@ -1,8 +1,8 @@
 """Makes Triton's interpreter faster in the tests, with the same results.
 
 The interpreter patches `triton.language` at each kernel launch, and again at each function call in the
-kernel. The second patch changes nothing and takes up to half the time. The interpreter also builds a table of
-all dtypes for each operation. This module removes the repeated work.
+kernel. The patches at function calls change nothing and take up to half the time. The interpreter also builds
+a table of all dtypes for each operation. This module removes the repeated work.
 """
 
 from functools import cache

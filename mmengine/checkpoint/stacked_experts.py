@@ -1,9 +1,9 @@
 """Reads the experts that a file stacks in a single tensor as separate matrices. Does not import torch.
 
 transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden] and `X.down_proj` [count, hidden,
-size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed, as
-its shape shows. A square matrix counts as not transposed (transformers' `conversion_mapping.py`). FP8 scales
-are stacked and transposed like the matrices.
+size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed, and
+this module detects the transposition by the shape. Like transformers' `conversion_mapping.py`, this module
+assumes that a square matrix is not transposed. FP8 scales are stacked and transposed like the matrices.
 """
 
 from collections.abc import Iterator

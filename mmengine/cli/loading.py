@@ -39,7 +39,7 @@ class Bar:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        # Monotonic time of the last printed line; at first, of the first call.
+        # Monotonic time of the last printed line, or of the first call before any line.
         self._told = 0.0
         self._bar: Progress | None = None
         self.said_anything = False
@@ -111,8 +111,8 @@ class Loading(Bar):
 
 @contextmanager
 def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
-    """Show a bar for loading while the context lasts. With `quiet`, the first line is omitted, and the last
-    line is printed only after a progress line.
+    """Show a bar for loading while the context lasts. With `quiet`, the line "loading …" is omitted, and the
+    line "loaded …" is printed only after a progress line.
     """
     if not quiet:
         say(f"loading {what}")

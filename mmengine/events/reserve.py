@@ -28,8 +28,8 @@ class Reserve:
         self.is_held = held
 
     def take_back(self) -> bool:
-        """Reserve the space again if twice the reserve's size is free. Returns whether the reserve is held.
-        With less free space, the reserve alone would fill the disk again.
+        """Reserve the space again if twice the reserve's size is free. With less free space, the reserve
+        itself would fill the disk again. Returns `is_held`.
         """
         self.is_held = self._hold(2)
         return self.is_held
@@ -41,8 +41,8 @@ class Reserve:
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
-        """Allocate the file if `times` its size is free. Returns False if the disk is too full. Other errors
-        return True, because they say nothing about the free space.
+        """Allocate the file if `times` its size is free. Returns False if the disk is too full, and True
+        after any other error, because such an error says nothing about the free space.
         """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:

@@ -1,5 +1,5 @@
-"""Picks a GGUF model's files at a hub by llama.cpp's rules, and fetches them: the model's file or all its
-parts, and the projector.
+"""Picks a GGUF model's files at a hub by llama.cpp's rules, and downloads the files. They are the model's
+file or all its parts, and the projector.
 """
 
 import re
@@ -60,7 +60,7 @@ def cached_gguf(folder: Path, name: HubName, reason: HubError) -> Path:
 
 
 def _paths(listed: Mapping[str, HubFile]) -> list[str]:
-    """Return the hub's GGUF files that have a plain path, in the hub's order."""
+    """Return the hub's GGUF files whose paths match _PATH, in the hub's order."""
     return [path for path in listed if _PATH.fullmatch(path)]
 
 
@@ -85,7 +85,9 @@ def _check_parts(files: list[str], model: str, name: HubName) -> None:
 
 
 def _path(folder: Path, model: str, projector: str | None) -> Path:
-    """Return the model's path. If the default search would miss the projector, the path includes it."""
+    """Return the model's path. If the default search would miss the projector, the returned path also names
+    the projector.
+    """
     path = folder / model
     if projector is None or projector_file(path) == folder / projector:
         return path

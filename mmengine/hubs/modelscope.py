@@ -114,7 +114,7 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether only the revision is unknown, and the hub has the model."""
+        """Return whether the hub has the model, so that only the requested revision is unknown."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
         except Exception:  # The client's errors share no base class.

@@ -13,7 +13,7 @@ from mmengine.native import library as native
 from mmengine.native.blocks import multiplies_blocks, prefers_codes
 from mmengine.native.linear import AnyWeight, ChunkedCodes, RowForm, packed_bytes, prefers_int16
 
-_INT16_ROWS = "int8 by int16"  # int8 codes, by which int16 activations are multiplied
+_INT16_ROWS = "int8 by int16"  # int8 codes that are multiplied by int16 activations
 _NAMES = {"fp8": "FP8", "int8": "int8", _INT16_ROWS: "int8 with int16 activations", "int4": "int4"}
 WHOLE_NUMBERS = {"int8", "int4"}  # The formats whose codes are integers.
 _OUTSIDE = ", int8 activations (outside parity)"
@@ -50,8 +50,8 @@ class HeldWeights:
         blocks (True) or dequantised values.
         """
         for entry in entries:
-            # `text` names a dequantised tensor by its coding, if any. The GGUF type is then recorded only if
-            # `text` names other GGUF types.
+            # `text` names a dequantised tensor by its coding. The GGUF type is recorded only if the tensor
+            # has no coding, or if other tensors stay GGUF blocks.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:
@@ -101,9 +101,10 @@ def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def row_form(activations: Activations, coding: Coding, blocks: Sequence[Blocks | None]) -> RowForm:
-    """Return the format in which the kernels multiply rows by a matrix that is held in `coding`.
+    """Return the format to which the kernels convert activations for the product with a matrix in `coding`.
 
-    `blocks`: the stored blocks of the matrix's tensors, or none for a matrix that is quantised at loading.
+    `blocks`: the stored blocks of the matrix's tensors, or an empty list for a matrix that is quantised at
+    loading.
     """
     library = native.load()
     if activations == "int8" and coding.form in WHOLE_NUMBERS:

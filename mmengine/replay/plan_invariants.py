@@ -1,5 +1,5 @@
-"""The invariant for a step's plan, the executor's input: the plan has the scheduled tokens and the KV slots
-of the scheduled rows.
+"""The invariant for a step's plan (the executor's input). The plan must have the scheduled tokens and the KV
+slots of the scheduled rows.
 """
 
 from collections.abc import Iterator

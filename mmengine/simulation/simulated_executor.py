@@ -78,7 +78,7 @@ class SimulatedExecutor:
         self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
-        self._sums = np.zeros(slots, np.uint64)  # the sequence's sum, including the slot
+        self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to this slot, inclusive
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._windows = SimulatedWindows(config, self._values)
@@ -90,7 +90,7 @@ class SimulatedExecutor:
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # each row's last sampled token
         self._plans: deque[StepPlan] = deque()
-        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # store blocks for each plan
+        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # each plan's fetched blocks
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -148,7 +148,7 @@ class SimulatedExecutor:
         """Return the plan with each PENDING token replaced by the row's last sampled token."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # a step with drafts has no PENDING tokens; -1 then is PADDING
+            return plan  # a step with drafts has no PENDING tokens; in this step, -1 means PADDING
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 

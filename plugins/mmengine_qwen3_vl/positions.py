@@ -2,8 +2,8 @@
 
 A position has three components: time, row and column. Each text token increases all three by 1. In an image
 that begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y,
-start + x). The next token has the position start + max(height, width). In a video, each temporal patch has
-positions like an image, after a timestamp as text.
+start + x). The next token has the position start + max(height, width). A video alternates between timestamps,
+which are text, and temporal patches. Each temporal patch has positions like an image.
 """
 
 import math
@@ -33,7 +33,7 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
     _check_places(frames, before, num_tokens)
     bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
     last = bases[-1] + extents[-1] - ends[-1]
-    ahead = np.append(bases - starts, last)  # Position minus index of text tokens.
+    ahead = np.append(bases - starts, last)  # Position minus index, for each text.
     positions[:] = np.arange(num_tokens) + np.repeat(ahead, np.append(ends - before, num_tokens - ends[-1]))
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     index, base = within + np.repeat(starts, lengths), np.repeat(bases, lengths)

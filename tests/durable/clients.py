@@ -2,8 +2,9 @@
 
     python -m tests.durable.clients PORT ENGINE
 
-Each line on stdin names a round. For each round, the first line on stdout says that all calls are open, and
-the second line has each call's result. A result's field `error` describes an exception or a wrong answer.
+Each line on stdin names a round. For each round, the first line on stdout has the number of POST requests so
+far, and the second line has each call's result. A result's field `error` describes an exception or a wrong
+answer.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ POLL_S = 0.15
 EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
-SHUTDOWN = "the server is shutting down"  # in a stream that a shutdown ends
+SHUTDOWN = "the server is shutting down"  # the error's text in a stream that a shutdown ends
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
 

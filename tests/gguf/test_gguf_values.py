@@ -309,7 +309,7 @@ def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
 
 
 def test_a_large_tensor_is_read_in_little_memory(opened):
-    """torch allocates the 64 MiB for the result, which tracemalloc does not count."""
+    """tracemalloc does not count the 64 MiB that torch allocates for the result."""
     (entry,) = opened([Tensor("q", "Q8_0", (4096, 4096), bytes(4096 * 4096 // 32 * 34))], {"q": 32}).values()
     with open_reader({"q": entry}, torch.device("cpu"), torch.float32) as reader:
         tracemalloc.start()

@@ -93,7 +93,7 @@ def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> Engi
 
 
 def _run(core: EngineCore) -> None:
-    """Run until all requests have ended. Grammars are ready at once."""
+    """Run until all requests have ended. Each grammar becomes ready before the next step."""
     while core.has_work:
         for name, known in core.state.requests.items():
             if known.waits_for_grammar:

@@ -41,8 +41,8 @@ class TestFp8Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """Return transformers' bfloat16 model of the dequantised weights. transformers needs another package
-        to read FP8 folders.
+        """Return transformers' bfloat16 model with the dequantised weights, because transformers needs
+        another package to read FP8 folders.
         """
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)

@@ -103,8 +103,8 @@ ENLARGED = {
 
 
 def refold(log, number, setting="", more=0):
-    """Return the reasons in step `number` if `setting` were larger by `more`, and earlier steps had not used
-    the surplus.
+    """Return the reasons that step `number` would have if `setting` were larger by `more`. The earlier steps
+    are as logged and do not use the surplus.
     """
     config = msgspec.structs.replace(
         log.config, **{setting: getattr(log.config, setting) + more} if more else {}

@@ -186,8 +186,8 @@ class Driver:
         self.evict.append(key)
 
     def plan(self, *work):
-        """Plan a step. `work`: (request name, number of tokens to compute) for each scheduled row. None: all
-        uncomputed tokens.
+        """Plan a step. `work`: (request name, number of tokens to compute) for each scheduled row. The number
+        None means all uncomputed tokens.
         """
         parts, admitted, encode, media, sample = [], [], [], [], []
         start = 0

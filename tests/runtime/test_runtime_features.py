@@ -61,7 +61,7 @@ def test_many_puts_and_drops(seed):
 
 def test_memory_follows_the_held_features_up_to_the_capacity():
     store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
-    for n in range(100):  # each item reuses the previous item's rows
+    for n in range(100):  # each item reuses the previous item's slots
         store.put([b"%d" % n], [8], features_of(8, generator))
         store.drop(b"%d" % n)
     assert len(store._cache) == 8

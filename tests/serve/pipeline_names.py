@@ -1,4 +1,6 @@
-"""Defines the names in pipeline_calls.py: pictures, prompts, tools, datasets and streamers."""
+"""Defines the names that the calls in pipeline_calls.py use: pictures, prompts, tools, datasets and
+streamers.
+"""
 
 import base64
 import io
@@ -127,7 +129,7 @@ def prompts(media):
 
 
 def unchanging():
-    """Return the names that transformers' calls and mmengine's share."""
+    """Return the names that have the same values in transformers' calls and in mmengine's calls."""
     from torch.utils.data import Dataset, IterableDataset
 
     class Listed(Dataset):

@@ -1,4 +1,4 @@
-"""Tests that our tools find the fault in each minimized log of examples/vllm_faults."""
+"""Tests that our tools find each fault from examples/vllm_faults in its minimized log."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from typing import BinaryIO, NoReturn
 
 from mmengine.errors import ModelError
 
-MAX_METADATA_BYTES = 128 * 2**20  # Limit for all bytes before the weights; 262,144 tokens take 16 MB.
+MAX_METADATA_BYTES = 128 * 2**20  # Limit for the metadata; a vocabulary with 262,144 tokens takes 16 MB.
 MAX_STRING_BYTES = 16 * 2**20  # Limit per string; chat templates have up to 100 kB.
 MAX_STRINGS = 2**21  # Limit for the strings in all arrays; the largest vocabulary with merges has 777,000.
 

@@ -156,7 +156,8 @@ def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks.
 
-    Rows with one new full block and no extra digest are processed together, which is faster.
+    Rows with one new full block are processed together, which is faster, unless `block_extras` has bytes for
+    this block.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
@@ -269,7 +270,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 def leave_row(state: State, req_state: RequestState) -> None:
     """Take the row, its blocks and its encoder outputs from the request. They become free when no step in
-    flight computes the row. With `frees_at_once`, only the row waits for the step.
+    flight computes the row. With `frees_at_once`, the blocks and encoder outputs become free now, and only
+    the row waits for the step.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]

@@ -84,12 +84,12 @@ class Followers:
         """
         agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
-            with suppress(ChannelClosed):  # the next wait for this rank will report it
+            with suppress(ChannelClosed):  # the next wait for this rank will report the closed channel
                 channel.send(MessageKind.WORD, b"yes" if agreed else b"")
         return agreed
 
     def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
-        """Return each rank's next message body. The messages must be of the kind `wanted`."""
+        """Return the content of each rank's next message. The messages must be of the kind `wanted`."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
@@ -108,8 +108,8 @@ class Followers:
 
     def step(self, frames: bytes) -> None:
         """Send `frames` (log records) to all ranks, which then compute the step. Raises ExecutorLost if a
-        rank is lost. `check` raises the errors that ranks report. Rank 0 must compute the step even if
-        another rank failed.
+        rank is lost. Rank 0 must compute the step even if another rank failed, so errors that ranks report
+        are raised later, by `check`.
         """
         if not self._lost:
             for channel in self._channels:
@@ -138,8 +138,8 @@ class Followers:
         self._lost = self._lost or "; ".join([*reports, out_of_step])
 
     def _read_reports(self, wait_s: float) -> list[str]:
-        """Return the errors that ranks have reported. After ENDS from a rank or a closed channel, all ranks
-        are lost. `wait_s`: maximum time to wait for each message.
+        """Return the errors that ranks have reported. If a rank has sent ENDS or closed its channel, all
+        ranks are lost. `wait_s`: maximum time to wait for each message.
         """
         reports: list[str] = []
         if self._lost:

@@ -230,8 +230,8 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """Run an exchange on the current stream, so that a captured graph has no parallel branches. Does not wait
-    on a GPU.
+    """Run an exchange on the current stream, so that a captured graph has no parallel branches. On a GPU, the
+    host does not wait for the exchange.
     """
     options.asyncOp = False
     work = call([x], options)

@@ -1,4 +1,6 @@
-"""Accepts requests from AsyncEngine's callers, has their prompts prepared, and submits them to the engine."""
+"""Accepts requests from AsyncEngine's callers, starts the preparation of their prompts, and submits the
+requests to the engine.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

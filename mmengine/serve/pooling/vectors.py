@@ -1,4 +1,4 @@
-"""Computes embeddings and scores from pooled requests' vectors and logits."""
+"""Computes embeddings and scores from the vectors and logits of pooling requests."""
 
 import math
 

@@ -45,7 +45,8 @@ class CallRegistry:
     """All calls that can continue after their client disconnects.
 
     `reattach_s`: seconds that a call without a reader, or a recovered call, waits for its client.
-    `stored_responses`: the store for responses, or None. Belongs to the event loop that creates it.
+    `stored_responses`: the store for responses, or None. A registry belongs to the event loop
+    that creates it.
     """
 
     def __init__(
@@ -81,9 +82,8 @@ class CallRegistry:
         """Return the request and an answer source for each prompt. If the call repeats an earlier call, the
         request has the earlier call's id and envelope.
 
-        `fill` reads media into the prompts. `fill` is not called if an earlier answer is found.
-        Raises ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s
-        errors.
+        `fill` reads media into the prompts. `fill` is not called if an earlier answer is found. Raises
+        ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s errors.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:

@@ -100,7 +100,7 @@ class Fields:
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
-            # Lengths first: `bytes` would copy a large value.
+            # Compare the lengths first, because `bytes` would copy a large value.
             if len(raw) == len(_NULL) and bytes(raw) == _NULL:
                 continue
             if field is None:

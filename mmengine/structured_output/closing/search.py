@@ -222,8 +222,9 @@ class Search:
         return self._append_least(way, ends)
 
     def _append_best(self, way: PartialText, options: list[bytes], limit: int) -> bool:
-        """Append the option that leads to the shortest enclosing list or object, and the text up to this end.
-        Returns False without a choice, for example if this search is itself a lookahead.
+        """Append the option with which the enclosing list or object becomes shortest, and the text up to the
+        closing bracket. Returns False if no option is chosen, for example if this search is itself a
+        lookahead.
         """
         if self._by_turns or self._is_lookahead or self._lookahead_left <= 0 or not way.place.inside:
             return False
@@ -282,7 +283,7 @@ class Search:
         return sorted(fitting, key=len)
 
     def _some(self, found: Iterator[bytes]) -> list[bytes]:
-        """Return all candidates with `by_turns`, otherwise the first few."""
+        """Return the first few candidates, or with `by_turns` all candidates."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:

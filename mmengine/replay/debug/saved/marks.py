@@ -29,8 +29,8 @@ class Mark(NamedTuple):
     """A copy of the state before record `position`.
 
     `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`:
-    difference between times since the log's first record and the times of the record's process. `offset`: the
-    record's first byte in its segment.
+    `time_ns` minus the record's time on its process's clock. `offset`: the record's first byte in its
+    segment.
     """
 
     position: int
@@ -43,9 +43,8 @@ class Mark(NamedTuple):
 
 class Marks:
     """The marks of a log, in order. `requests`: the requests that packed copies reference. `max_bytes`:
-    maximum size
-    of the copies and requests. Above this size, every second mark is dropped, and the distance between later
-    marks doubles.
+    maximum size of the copies and requests together. Above this size, every second mark is dropped, and the
+    distance between later marks doubles.
     """
 
     def __init__(self, first: Mark, requests: LiveRequests, max_bytes: int = MAX_BYTES):

@@ -1,9 +1,9 @@
 """Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
 `A and not B` is computed directly, because the complement of B alone often needs infinitely many
-alternatives. Fewer alternatives are needed with A. Keys that A forbids need none. A part (an item or a
-property) needs none if A's schema for the part implies B's. If no value of an item satisfies both A and B,
-every list with this item violates B, and later items need none.
+alternatives. A makes many alternatives unnecessary. A key that A forbids needs no alternative. A part (an
+item or a property) needs none if A's schema for the part implies B's. If no value of an item satisfies both A
+and B, every list with this item violates B, and later items need none.
 
 Values that cannot be expressed become a blocked constraint; a schema that uses this constraint is refused.
 OMITTED_ALTERNATIVES describes the alternatives that are left out because few authors intend them.
@@ -50,7 +50,9 @@ MAX_OPTIONAL = 5
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The keyword that excludes a schema, its JSON pointer, and the message if it cannot be enforced."""
+    """The keyword that excludes a schema, the keyword's JSON pointer, and the message if the exclusion cannot
+    be enforced.
+    """
 
     keyword: str
     pointer: str
