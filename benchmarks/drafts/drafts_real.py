@@ -92,7 +92,7 @@ def asks_of(task: str) -> list[Ask]:
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
     """Run each drafter, and the engine without drafts, `rounds` times. Every second round has the reverse
-    order. Return drafter -> pairs of results.
+    order. Return each drafter's results with and without drafts.
     """
     found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]

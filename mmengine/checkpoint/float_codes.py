@@ -4,12 +4,12 @@ torch.
 A matrix `X.weight` [out, in] has one of two forms. Tensor names and dtypes show the form, so a folder may mix
 both:
 
-* FP8: `X.weight` e4m3 and `X.weight_scale`: a scale for each row ([out, 1] or [out]), for each block of
-  compressed-tensors' `block_structure`, or for the matrix ([1] or a scalar). A weight is code * scale.
-* NVFP4: e2m1 codes, two in a byte, the first in the low four bits; `X.weight_scale` e4m3 [out, in / 16]; and
-  a global float32 scale. compressed-tensors: `X.weight_packed` uint8 [out, in / 2], `X.weight_global_scale`,
-  and a weight is code * (scale / global scale). ModelOpt: `X.weight` uint8, `X.weight_scale_2`, and a weight
-  is code * (scale * global scale).
+* FP8: `X.weight` has e4m3 codes. `X.weight_scale` has a scale for each row ([out, 1] or [out]), for each
+  block (compressed-tensors' `block_structure`), or for the matrix ([1] or scalar). A weight is code * scale.
+* NVFP4: each byte has two e2m1 codes, the first in the low four bits. The scales are `X.weight_scale` e4m3
+  [out, in / 16] and a global float32 scale. compressed-tensors stores the codes in `X.weight_packed` uint8
+  [out, in / 2] and the global scale in `X.weight_global_scale`. A weight is code * (scale / global scale).
+  ModelOpt uses the names `X.weight` and `X.weight_scale_2`. A weight is code * (scale * global scale).
 
 Scales for inputs and for the KV cache are ignored: inputs are not quantised here, and an FP8 KV cache has no
 scales. Formats: https://github.com/vllm-project/compressed-tensors,
@@ -66,8 +66,8 @@ _E4M3 = _e4m3_values()
 
 
 class FloatCodes(NamedTuple):
-    """How a folder's matrices are stored. `block`: the rows and columns that share a scale in FP8 matrices
-    with block scales, or None.
+    """How a folder's matrices are stored. `block`: the size of a block with a single scale, for FP8 matrices
+    with block scales; otherwise None.
     """
 
     layout: Layout
@@ -115,9 +115,9 @@ class NvFp4Entry(TensorEntry):
 
 
 def layout_of(how: Fields) -> FloatCodes | None:
-    """Return how the matrices are stored, or None for another method or format.
+    """Return how the matrices are stored, or None if this module does not read the quant_method or format.
 
-    Raises ModelError for an unsupported algorithm or code.
+    Raises ModelError for an unsupported algorithm or weight type.
     """
     method = how.values.get("quant_method")
     if method is None or method in METHODS:

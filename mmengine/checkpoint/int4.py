@@ -116,7 +116,9 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return the zeros minus 8, as float32 [out, groups]. `_codes` also subtracts 8."""
+        """Return the zeros minus 8, as float32 [out, groups]. `_codes` also subtracts 8, so code - zero stays
+        the same.
+        """
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -211,7 +213,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
         tuple(part for ending, part in parts.items() if ending not in (scale_name, zero_name)),
         bool((values.astype(np.float16).astype(np.float32) == values).all()),
     )
-    if zeros is not None and not entry._zeros(zeros).any():  # Every stored zero is 8: a symmetric matrix.
+    if zeros is not None and not entry._zeros(zeros).any():  # If every zero is 8, the matrix is symmetric.
         return replace(entry, zeros=None, others=(zeros, *entry.others))
     return entry
 

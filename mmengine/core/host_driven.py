@@ -15,8 +15,8 @@ class HostDrivenCore(EngineCore):
     """An EngineCore with `begin_step` and `finish_step` instead of `step`. The host executes the step in
     between.
 
-    The host already has the result when it calls `finish_step`, so the executor's `collect` must return at
-    once. A replay collects each step where the host called `finish_step`.
+    The host already has the result when it calls `finish_step`, so the executor's `collect` must not wait. A
+    replay collects each step where the host called `finish_step`.
     """
 
     is_host_driven: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class HostDrivenCore(EngineCore):
 
         Never waits for a step in flight. Nothing is dispatched while max_in_flight steps run, or if no
         request can run now. Returns the outputs of requests that ended. While the log cannot be written, no
-        step starts, and the next call tries again.
+        step starts, and the next call tries again to write the log.
         """
         if not self._is_decided and len(self._dispatched) < 1 + self._overlaps:
             self._process_arrivals()

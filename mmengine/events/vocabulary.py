@@ -47,9 +47,9 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
 
     `isolates_failures`: after a step failed, its requests run apart from other requests.
     `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
-    request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if several rows fill
-    equal blocks in a step, prefix cache hits use the first row's block. `media_ahead`: a block's hash also
-    covers media that begin up to this many tokens after the block. `salts_media`: an item's key in the
+    request that ends while its step runs frees its blocks immediately. `fills_in_row_order`: if several rows
+    fill equal blocks in a step, prefix cache hits use the first row's block. `media_ahead`: a block's hash
+    also covers media that begin up to this many tokens after the block. `salts_media`: an item's key in the
     encoder cache depends on the item's hash, the request's salt and its adapter. `media_held_ahead`: how many
     tokens after an item must be computed before the item's encoder output is released. `fills_with_results`:
     a full block enters the prefix cache when the step's tokens arrive. If False, the block enters the cache
@@ -236,9 +236,9 @@ class Stalled(EventBase, frozen=True):
 
 
 class Noted(EventBase, frozen=True):
-    """Observation in a log of another engine's scheduler: a call without an event type. `kind`: "pause",
-    "encoder cache reset", "connector", or "incomplete" if the recorder stopped here. `detail`: a text. The
-    event does not affect the state.
+    """Observation in a log of another engine's scheduler: a scheduler call for which no event type exists.
+    `kind`: "pause", "encoder cache reset", "connector", or "incomplete" if the recorder stopped here.
+    `detail`: a text. The event does not affect the state.
     """
 
     kind: str

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-# Twice the size for the deepest nesting that spec.py and normalization allow. Unused stack takes no memory.
+# Twice the stack that the deepest nesting needs. The limits on nesting are in spec.py and in normalization.
+# Unused stack takes no memory.
 STACK_BYTES = 256 * 2**20
 _T = TypeVar("_T")
 

@@ -59,8 +59,8 @@ class Rules:
         matches an alternative in `ways`, none of which may match the empty text.
 
         Each count has its own rule, and an unbounded repetition is a recursive rule. With xgrammar's own
-        {low,high} and *, masks would take milliseconds for nested groups, adjacent repetitions, and bodies
-        beyond a character set.
+        {low,high} and *, masks would take milliseconds for nested groups, adjacent repetitions, and items
+        that are not a character set.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high

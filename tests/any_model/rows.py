@@ -1,4 +1,6 @@
-"""Computes a row in the table of architectures. Each cell shows a check from the plugin contract."""
+"""Computes a row in the table of architectures. Each cell shows the result from a test in the plugin
+contract.
+"""
 
 import inspect
 import tempfile
@@ -110,8 +112,8 @@ def _cell(suite: HostedContract, test: Callable | None, parameter: str, folder: 
 
 
 def _is_silent(kind: str) -> bool:
-    """Return whether the architecture's processor does not tell the text of an image. The plugin then refuses
-    it when it opens the processor.
+    """Return whether the architecture's processor does not tell which text stands for an image. The plugin
+    refuses such an architecture when the processor is loaded.
     """
     found = getattr(transformers, str(PROCESSOR_MAPPING_NAMES.get(kind)), None)
     return found is not None and found.replace_image_token is ProcessorMixin.replace_image_token
@@ -129,7 +131,7 @@ def run_class(name: str, kind: str) -> Row:
     if reason := why_never(found):
         return Row(name, kind, REFUSED, reason, {})
     if isinstance(own := getattr(found.config_class, "model_type", None), str) and own in CONFIG_MAPPING:
-        kind = own  # A text model has its own config class, also if its model type is that of a whole model.
+        kind = own  # A text model's config class may have another model type than the whole model.
     try:
         config = typical_config(kind)
         reason = why_not(found, config)

@@ -73,7 +73,7 @@ PUBLISHED: dict[str, dict[str, object]] = {
     "lfm2_vl": {"text_config": {"model_type": "lfm2", **_LFM2}},
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-# Fields with which the small model of a default config can be built and run.
+# Additional fields that are needed to build and run the small model.
 SMALL: dict[str, dict[str, object]] = {
     "cohere_compass_text": {
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],

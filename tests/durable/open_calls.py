@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.pictures import scene
 
-# long enough that no structured answer is complete at once
+# long enough that a structured answer is still incomplete when the server is killed
 LONG = {"type": "string", "minLength": 400, "maxLength": 500}
 TOOLS = [
     {
@@ -39,7 +39,7 @@ MAX_TOKENS = {True: 260, False: 200}  # for the echo engine, and for the embedde
 # calls that end early, while other calls are open
 SHORT = {4, 10, 13, 21, 24, 27, 29, 30, 43}
 SHORT_TOKENS = 12
-NUM_LINES, LINES = 8, 100  # lines of the batch, and the number of its first line
+NUM_LINES, LINES = 8, 100  # the batch has 8 lines, which are numbered from 100
 
 
 class Call(NamedTuple):

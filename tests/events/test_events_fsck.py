@@ -1,4 +1,4 @@
-"""Tests that fsck reports each defect with a kind in a single line, and repairs the tail on request."""
+"""Tests that fsck reports each defect's kind and a single-line text, and repairs the tail on request."""
 
 import struct
 import zlib

@@ -66,7 +66,7 @@ ATTENDED = [(HEADS[0], 16), (HEADS[1], 64), (HEADS[2], 32), (HEADS[3], 16), (HEA
 
 
 def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, rows: int, joins: bool = False):
-    """Return a KERNELS entry for an attention kernel as launched for tiles with `rows` rows."""
+    """Return a KERNELS entry for an attention kernel that computes tiles with `rows` rows."""
     name = "_join_kernel" if joins else "_attend_kernel"
     kernel = getattr(attention_kernels, name)
     constants = attention_kernels.shapes(heads, kv_heads, head_dim, rows, DTYPES[kind])
@@ -81,10 +81,10 @@ def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, row
 
 
 KERNELS = [
-    linear(24_576, 4096, "bf16"),  # gate and up of the 8B
+    linear(24_576, 4096, "bf16"),  # gate and up in Qwen3-VL-8B
     linear(6144, 4096, "bf16", has_bias=True),  # q, k and v
-    linear(2048, 6144, "bf16"),  # down of the 2B
-    linear(151_936, 4096, "fp32"),  # the head
+    linear(2048, 6144, "bf16"),  # down in Qwen3-VL-2B
+    linear(151_936, 4096, "fp32"),  # the language model head
     norm(adds=False),
     norm(adds=True),
     (

@@ -1,5 +1,5 @@
-"""Tests that commit subjects have the form `area: imperative summary`. Commits before this file are not
-checked.
+"""Tests that commit subjects have the form `area: imperative summary`. Commits that are older than this file
+are not checked.
 """
 
 import re

@@ -119,7 +119,7 @@ def main() -> None:
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
     """Ask all questions, and print the replicas that the router chooses.
 
-    The first questions about all images run at the same time, because the router chooses at random among idle
+    The first questions' reservations are released together, because the router chooses at random among idle
     replicas.
     """
     landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}

@@ -47,7 +47,9 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """Run the head's forward pass over `rows`. Return `z` and `carry` for each row's last token."""
+        """Run the head's forward pass over `rows`. Return `z` and `carry` (see HeadNetwork) for each row's
+        last token.
+        """
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -74,7 +76,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """Return (replayed side, launched side) with the same head, by family of heads."""
+    """Return (side with captured graphs, side without graphs) by head family, with the same head."""
     made = {}
     for family, write in FAMILIES.items():
         head = load(write(), tmp_path_factory.mktemp(family))

@@ -145,8 +145,8 @@ def form_beside(text, more, **asked):
 
 @pytest.fixture(params=["masks", "following"])
 def by(request, monkeypatch):
-    """With "masks", grammars are masked before sampling, as on a GPU; else lazy masks are used, as on a
-    CPU.
+    """With "masks", grammar masks are applied before sampling, as on a GPU. Otherwise lazy masks are used, as
+    on a CPU.
     """
     if request.param == "masks":
         for module in (forms, reading):

@@ -50,7 +50,9 @@ class Blocks:
         return (tuple(who.known[: end + self.ahead]), images)
 
     def prefix(self, who):
-        """Return the request's prefix hits. They exclude the last token, whose logits are needed."""
+        """Return the request's prefix hits. The last token's block is never a hit, because the token's logits
+        are needed.
+        """
         found = []
         for number in range((len(who.known) - 1) // self.size if self.caching else 0):
             same = self.hits.get(self.content(who, number))
@@ -79,9 +81,9 @@ class Blocks:
         block.content = None
 
     def fill(self, rows):
-        """Record the contents of full blocks when their tokens are scheduled. Of equal blocks, the first
-        recorded block is hit. Rows that fill exactly one block, and have no images in that block or later,
-        are recorded first.
+        """Record the contents of full blocks when their tokens are scheduled. If several blocks have equal
+        contents, prefix hits use the first recorded block. Rows that fill exactly one block, and have no
+        images in that block or later, are recorded first.
         """
         for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
             full = self.full(who)
@@ -100,7 +102,7 @@ class Blocks:
 
     def release(self, who):
         """Free the request's blocks, last block first. Blocks without content go to the front of the free
-        list, and the others go to the back.
+        list, and blocks with content to the back.
         """
         for block in who.blocks:
             block.holders -= 1

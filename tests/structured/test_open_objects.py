@@ -1,4 +1,6 @@
-"""Tests that an object's additional keys may be any keys except the named keys, in any JSON spelling."""
+"""Tests that additional keys may be any keys except the named keys, which are excluded in every JSON
+spelling.
+"""
 
 import json
 

@@ -2,7 +2,8 @@
 each row's draft count.
 
 At draft level n, only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to
-ALL_DRAFTERS. Reviews choose the draft level. A bucket groups similar batch sizes (step_cost.py).
+ALL_DRAFTERS. The draft level is chosen in periodic reviews. A bucket groups similar batch sizes
+(step_cost.py).
 """
 
 from abc import ABC, abstractmethod
@@ -52,8 +53,8 @@ class DraftArbiter(ABC):
     """Chooses a draft level for each step, and limits each row's draft count.
 
     Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
-    `overlaps`: whether steps overlap. Drafters need the step's result. With overlap, drafting therefore costs
-    time even without drafts.
+    `overlaps`: whether steps overlap. Drafters must wait for the step's result, so with overlap, drafters
+    cost time even if they find no drafts.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
@@ -67,7 +68,7 @@ class DraftArbiter(ABC):
         self.bucket, self.num_rows = NO_BUCKET, 0
         self.level = ALL_DRAFTERS  # the current draft level
         self.until_review = 0  # number of steps until the next review
-        self.rest_steps = 0  # number of next steps that have no drafts
+        self.rest_steps = 0  # number of following steps without drafts
         self.was_off = False  # whether no drafter drafted and no row had drafts in the last step
         self.has_arrivals = True  # whether a request was admitted since the last decode-only step
         self.has_limits = False  # whether some row may have fewer drafts than the setting allows
@@ -146,7 +147,7 @@ class DraftArbiter(ABC):
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
         is_off = level == NO_DRAFTERS
-        self.was_off = is_off and only_decodes and not drafts  # the first step after a prompt is slow
+        self.was_off = is_off and only_decodes and not drafts  # the slow step after a prompt is not counted
         if drafts or made:
             self.empty_steps = 0
         if only_decodes and num_rows:

@@ -140,8 +140,8 @@ class State(Columns[np.ndarray]):
         self.tenants.num_passed.clear()
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
-        self.num_decided = 0  # number of running rows, in order, whose work in this step is decided
-        # (row for which another row was preempted, number of tokens that this row computes)
+        self.num_decided = 0  # number of rows at the front of `running` whose work is decided
+        # (row for which the last preemption freed blocks, number of tokens in the row's chunk)
         self.made_room_for = (NO_ROW, 0)
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # (key, request, index in its media)
         self.step_evicted: list[bytes] = []

@@ -24,8 +24,8 @@ def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tu
 
 
 def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[LoraPart]:
-    """Yield the additions to q, k and v in a gated decoder. As in the weights, the gates are moved to the end
-    (`layers.gates_behind`).
+    """Yield the additions to q, k and v in a gated decoder. The gates are moved to the end, as `gates_behind`
+    in layers.py does with the weights.
     """
     heads, size = config.num_heads, config.head_dim
     gates = (heads + 2 * config.num_kv_heads) * size

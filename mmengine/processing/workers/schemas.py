@@ -1,4 +1,4 @@
-"""Normalises large JSON schemas in worker processes. The processes run in a pool like the media decoders'
+"""Normalises large JSON schemas in worker processes. The processes form a `Decoders` pool, as for media
 (decoders.py).
 
 Normalising a schema with 1 MB takes a second in Python. In the engine's process, the engine's threads and the
@@ -32,8 +32,8 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class SchemaProcesses:
-    """Normalises schemas for several threads at once. `memory_bytes` and `limit_s` limit the memory and the
-    time for each schema.
+    """Normalises schemas. Thread-safe. `memory_bytes` and `limit_s` limit the memory and the time for each
+    schema.
     """
 
     def __init__(self, num_processes: int, memory_bytes: int, limit_s: float) -> None:

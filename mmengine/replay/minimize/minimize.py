@@ -22,7 +22,7 @@ from mmengine.request import MediaItem
 
 # A function that returns a script's failure within a number of steps.
 Probe = Callable[[Script, int], Failure | None]
-# Up to this many requests, each merge is tried with all lengths within the last block.
+# With at most this many requests, each merge is tried with 0 to block_size - 1 additional tokens.
 FEW = 6
 # The time reserved for a running replay and for writing the result, as a multiple of the best script's replay
 # time.
@@ -182,8 +182,8 @@ class Minimizer:
     def _pressure(self) -> None:
         """Replace the requests by a few long requests that fill the pool.
 
-        All prompt lengths within a block are tried, because they change the order in which requests need
-        their next blocks.
+        The first prompt is tried with 0 to block_size - 1 additional tokens. Its length changes the order in
+        which requests need their next blocks.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -195,7 +195,7 @@ class Minimizer:
 
     def _merges(self) -> None:
         """Replace two requests by a single long request that holds as much memory as both. If there are at
-        most FEW requests, all lengths within the last block are tried, as in `_pressure`.
+        most FEW requests, 0 to block_size - 1 additional tokens are tried, as in `_pressure`.
         """
         self._phase = "merging requests"
         before = 0

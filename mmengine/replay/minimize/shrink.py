@@ -83,8 +83,8 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def before_recoveries(script: Script) -> list[Script]:
-    """Return a script for each crashed process in the log, which ends where the next process continues the
-    log.
+    """Return a script for each crashed process in the log. The script ends where the next process continues
+    the log.
     """
     ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
     return [replace(script, observations=script.observations[:end]) for end in ends]

@@ -22,7 +22,7 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-TOGETHER_NS = 1_000_000  # Records in a step within this time count as seen together.
+TOGETHER_NS = 1_000_000  # A step's records within this time reached the scheduler together.
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
@@ -133,7 +133,7 @@ class _IdleTimer(Timer):
 
 
 def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
-    """Return the observations, each moved back in time by a random share of its `slack_ns`. An observation
+    """Return the observations, each made earlier by a random share of its `slack_ns`. An observation
     may have arrived up to `slack_ns` before the scheduler saw it. Observations that the scheduler saw
     together stay together.
     """

@@ -5,8 +5,8 @@
             session.frame(picture, seconds)
         print(session.ask("Who came in?", max_tokens=64).text)
 
-Appended content is prefilled at once. The session keeps the content's KV blocks, up to `session_blocks`, and
-questions reuse the blocks. An answer equals the answer to a single request with all earlier content and
+Appended content is prefilled immediately. The session keeps the content's KV blocks, up to `session_blocks`,
+and questions reuse the blocks. An answer equals the answer to a single request with all earlier content and
 answers.
 """
 
@@ -167,8 +167,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits for a complete patch or for other content. The image is checked at
-        once. Raises the same errors as `append`.
+        Returns None if the frame waits for a complete patch or for other content. The image is checked before
+        this method returns. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)

@@ -40,7 +40,7 @@ _OF_IMAGES = ("min_pixels", "max_pixels")
 _OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
 _OF_BOTH = ("size", "do_resize")
 _NESTED = ("images_kwargs", "videos_kwargs")
-# Processing options that transformers does not have. `processor_kwargs` may name them.
+# Processing options that transformers does not have. These options may also be keys in `processor_kwargs`.
 _OURS = (
     "local_files",
     "urls",

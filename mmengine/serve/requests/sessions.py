@@ -298,7 +298,9 @@ class Sessions:
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
-        """Hold the media in the prompt `chain`, and return the pixels. Raises InvalidMedia, QueueFull."""
+        """Keep the media in the prompt `chain` for the session, and return the pixels. Raises InvalidMedia,
+        QueueFull.
+        """
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 

@@ -14,7 +14,7 @@ from mmengine.server.http.errors import LATER_S, ApiError, shutdown_error
 
 MAX_VIEWERS = 16  # Maximum number of open pages.
 MAX_LINE_BYTES = 64 * 2**20  # Maximum size of a message from the follower.
-# Maximum size of all events since the last `begin`. These events are sent to each new page.
+# Maximum size of all events since the follower's last `begin` event. These events are sent to each new page.
 MAX_HELD_BYTES = 128 * 2**20
 LINGER_S = 5.0  # Seconds that the follower continues without open pages, because a page may be reloading.
 _BEGIN = b'{"type":"begin"'

@@ -41,7 +41,7 @@ class MessageCounts:
     async def count(self, request: Request) -> ASGIApp:
         check_version(request.headers.get("anthropic-version", ""))
         owner, readers = request.scope[OWNER], self._readers
-        # Counting prepares the prompt, as an answer does, so the call needs admission.
+        # Counting prepares the prompt, as generation does, so the call needs admission.
         self._admission.take(owner)
         try:
             with self._admission.reserve(owner) as reservation:

@@ -1,7 +1,7 @@
 """Stores uploaded files and batch files: the bytes in a folder, and the metadata in the database.
 
-A file's database row is inserted after the file's bytes, and deleted before the bytes. After a crash, the
-next start deletes files without rows and rows without files.
+A file's database row is inserted after the file's bytes are written, and deleted before the bytes are
+deleted. After a crash, the next start deletes files without rows and rows without files.
 """
 
 import asyncio
@@ -172,7 +172,7 @@ class Files:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        # Deleting a large file takes 0.1 s.
+        # Deleting a large file takes 0.1 s, so a thread deletes the file.
         await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
@@ -233,8 +233,8 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Release the reserved bytes. Call after the file was discarded or added. `Files.add` counts the
-        bytes again.
+        """Release the reserved bytes. Call this method after the file was discarded or added. `Files.add`
+        counts the bytes separately from the reservation.
         """
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)

@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
 
-MAX_HELD = 64 * 2**10  # Longer schemas go to llguidance inside a Lark grammar, which releases the GIL.
+MAX_HELD = 64 * 2**10  # Longer schemas are put into Lark, because llguidance parses Lark without the GIL.
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
@@ -35,8 +35,8 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` counts as a limit, except 1, 0.1, 0.01 and so on for the type number, which limit only the
-    decimal places.
+    A `multipleOf` counts as a limit. For the type number, 1, 0.1, 0.01 and so on do not count, because they
+    limit only the decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False

@@ -1,4 +1,4 @@
 """Computes how confident the model was in each field of a JSON answer, from the tokens' probabilities.
 
-Must not depend on engines, requests or tokenizers.
+This package must not depend on engines, requests or tokenizers.
 """

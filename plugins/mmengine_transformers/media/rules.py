@@ -1,4 +1,5 @@
-"""Reads a transformers model's media tokens and media rules for the scheduler and attention from its config.
+"""Reads the media tokens and media rules from a transformers config. The rules are for the scheduler and
+attention.
 Does not import torch.
 """
 
@@ -17,9 +18,9 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 class MediaRules(NamedTuple):
     """A model's media rules for the scheduler and attention.
 
-    `runs`: the tokens with bidirectional attention. "run": the tokens within each embedding run. "media": the
-    tokens of all items in the prompt. "prompt": all prompt tokens. "": no tokens. `atomic_runs`: whether a
-    step must compute whole embedding runs. `whole_prompt`: whether a step must compute the whole prompt.
+    `runs`: the tokens with bidirectional attention: "run" (the tokens within each embedding run), "media"
+    (the tokens of all items in the prompt), "prompt" (all prompt tokens) or "" (none). `atomic_runs`: whether
+    a step must compute whole embedding runs. `whole_prompt`: whether a step must compute the whole prompt.
     `only_windows`: whether `runs` applies only to sliding-window layers.
     """
 

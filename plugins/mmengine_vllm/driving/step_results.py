@@ -91,7 +91,7 @@ class StopRules:
         stops: dict[int, str],
         errors: dict[int, str],
     ) -> None:
-        """Apply the rules for single tokens."""
+        """Check a row for stop tokens, repetitions and tokens that its grammar refuses."""
         params = request.sampling_params
         for number, token in enumerate(tokens, 1):
             request.append_output_token_ids(token)

@@ -90,7 +90,7 @@ class LLGuidance(OfTokenizer):
         make = self._prototypes(found, grammar.max_digits or 0)
         prototype = make()
         if grammar.max_digits and prototype.is_error():
-            # A digit limit converts the schema to Lark, perhaps with too many rules. Try without the limit.
+            # A digit limit needs a Lark grammar, which may have too many rules. Try without the limit.
             make = self._prototypes(found, 0)
             prototype = make()
         if len(grammar.source) > MAX_HELD and not prototype.is_error():
@@ -201,7 +201,7 @@ class LLGuidance(OfTokenizer):
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        # If tokens are forced, a mask allows only the first.
+        # If tokens are forced, a mask allows only the first forced token.
         forced = matcher.compute_ff_tokens()
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
@@ -275,8 +275,8 @@ class _Tokens(TokenizerWrapper):
             return self._encode_again(text)
         if len(text) <= MAX_FORCED_CHARS:
             return self._encode(text)
-        # Encode only the beginning, because the next step encodes the remaining text again. Leave out the
-        # tokens at the end, because the following characters may change these tokens.
+        # Encode only the beginning, because the next step encodes the remaining text. Leave out the tokens at
+        # the end, because the following characters may change these tokens.
         beginning = text[:MAX_FORCED_CHARS]
         size = len(beginning[:-MAX_KEPT_CHARS].encode())
         found = self._encode(beginning)
@@ -287,8 +287,8 @@ class _Tokens(TokenizerWrapper):
 class CompiledGrammar:
     """A grammar that llguidance has compiled. Matchers are copies of `prototype`.
 
-    `make` returns a new prototype. `closing`: a function that returns a Closer for a budget of tokens, and
-    the minimum budget.
+    `make` returns a new prototype. `closing`: (function that returns a Closer for a token budget, minimum
+    budget).
     """
 
     def __init__(
