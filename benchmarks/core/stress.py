@@ -133,7 +133,7 @@ def preemptions(log: Path) -> Counter:
 
 
 def verified_log(log: Path) -> tuple[str, str, str]:
-    """Verify a log. Return the log's size in MB, the CPU seconds, and "yes" or "no" with the reason.
+    """Verify a log. Return the log's size in MB, the CPU seconds for verifying, and "yes" or "no: REASON".
 
     An unfinished request is a failure.
     """

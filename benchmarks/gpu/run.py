@@ -1,7 +1,8 @@
 """Run the GPU check's parts, each in its own process with a time limit.
 
 A part that hangs or has a CUDA error does not affect the other parts. Each part can use the whole GPU memory.
-The parent process imports all modules and forks the parts, but never initialises CUDA. Not yet run on a GPU.
+The parent process imports all modules and forks the parts, but never initialises CUDA. This module has not
+yet run on a GPU.
 """
 
 import json
@@ -26,7 +27,7 @@ SHORTEST = 30.0  # minimum time limit in seconds; loading CUDA may take long
 
 
 class PartReporter:
-    """Sends each result to the parent process at once, so a part that is stopped loses no results."""
+    """Sends each result to the parent process immediately, so that a stopped part loses no results."""
 
     def __init__(self, dry: bool, pipe: Connection) -> None:
         self.dry, self._pipe = dry, pipe

@@ -86,7 +86,9 @@ class _OfLLGuidance:
 
 class Ours(_OfLLGuidance):
     def __init__(self, vocabulary: Vocabulary | None = None, ordered: int = 0):
-        """Create the engine. `ordered`: the value of Bounds.ordered in `judge`."""
+        """Create the engine. `ordered`: in `judge`, objects with at most this many properties keep the
+        schema's key order.
+        """
         super().__init__(vocabulary)
         self._bounds = replace(Bounds.off(), ordered=ordered)
         if vocabulary is not None:
@@ -219,7 +221,7 @@ class OursByXGrammar:
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Return mmengine with `Bounds.ordered` set to `ordered`, without a vocabulary for `walk`."""
+    """Return mmengine with `Bounds.ordered` set to `ordered`. Without a vocabulary, only `judge` works."""
     return Ours(None, ordered)
 
 

@@ -42,7 +42,7 @@ class DecodedMedia:
     `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: how many temporal patches, rows and
     columns there are. `timestamps`: each temporal patch's time in a video, in seconds. `duration`: a video's
     length in seconds. `tiles`: rows and columns of an image's tiles; (0, 0) for an image without tiles.
-    `interval`: see MediaItem.
+    `interval`: seconds between temporal patches, if positions depend on time.
     """
 
     patches: np.ndarray = field(repr=False)

@@ -68,8 +68,8 @@ def diff(
     state does not allow.
 
     `match`: match requests by id or by arrival number. `shapes`: compare only the sizes of user content, such
-    as the number of tokens. `findings`: one object per log, see CheckedLog. Raises `verify`'s errors, and
-    LogError for logs that begin at different records.
+    as the number of tokens. `findings`: an object for each log, to collect the decisions that break a rule.
+    Raises `verify`'s errors, and LogError for logs that begin at different records.
     """
     found = findings or (Findings(), Findings())
     logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])
@@ -265,7 +265,8 @@ def _difference(
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
     """Return whether the inputs differ rather than the decisions. A step's result in one log and a decision
-    in the other count as different decisions: the second log made more decisions before the result.
+    in the other count as different decisions: the log with the decision made more decisions before its
+    result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -39,8 +39,8 @@ class InFlightStep:
     """A step that was dispatched and whose result was not collected yet.
 
     `pixels`: the pixels that the step encodes. The request may release its pixels before the step is
-    collected. `computed`: the launched forward pass, until the sampling is launched. `launched`: the step
-    from then on. `error`: the exception from a launch.
+    collected. `computed`: the forward pass, until the sampling is launched. `launched`: the step, after the
+    sampling is launched. `error`: the exception from a launch.
     """
 
     plan: StepPlan
@@ -61,8 +61,9 @@ class TorchExecutor:
     """Computes steps on one device.
 
     On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step, and
-    `collect` waits for its end (not yet run on a GPU). With grammars or reasoning budgets, a step's sampling
-    needs the previous step's tokens. `collect` then launches the sampling after reading the previous step.
+    `collect` waits until the step ends. This path has not yet run on a GPU. With grammars or
+    reasoning budgets, a step's sampling needs the previous step's tokens. `collect` then launches the
+    sampling after reading the previous step.
 
     If a whole step fails, its `collect` raises an error. An MMEngineError is raised unchanged. Any other
     exception becomes ExecutorFailed, or ExecutorLost if the device no longer answers.

@@ -57,8 +57,8 @@ class UniformWindow:
         self._values, self._sums = values, sums
 
     def run(self, plan: StepPlan) -> None:
-        """Write the sums of the step's tokens, whose numbers must have been written before. If a key in the
-        window of a row's queries is wrong, the row's sums become wrong.
+        """Write the sums for the step's tokens. `values` must already contain the numbers for these tokens.
+        If a key in the window of a row's queries is wrong, the row's sums become wrong.
         """
         for place, (start, count) in enumerate(
             zip(plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)

@@ -178,7 +178,9 @@ def spec_of(
     held: str = "",
     encoder: MediaEncoder | None = None,
 ) -> ModelSpec:
-    """Return a model's sizes. `pool`: the KV pool's heads. `held`: ModelSpec.weights_held."""
+    """Return a model's sizes. `pool`: the KV pool's heads. `held`: describes the quantised matrices' format
+    in memory, or "".
+    """
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)

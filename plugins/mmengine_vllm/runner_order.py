@@ -5,7 +5,7 @@ from array import array
 from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import Result, Step
 
-PART = 32  # names that are compared at once
+PART = 32  # how many names a comparison covers
 MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
 
 
@@ -19,7 +19,7 @@ class RunnerOrder:
         self._row_of: dict[str, int] = {}
         # From the last call of `column`: the names in chunks of PART names, and the rows.
         self._parts, self._column = list[list[str]](), bytearray()
-        self._is_stale = False  # whether a request has got another row since then
+        self._is_stale = False  # whether a request's row has changed since that call
 
     def rows_of(self, result: Result) -> bytes:
         """Return a result's rows as int32 bytes, in the order of the result's tokens. Call this for each
@@ -47,7 +47,7 @@ class RunnerOrder:
             self._begin_anew()
         try:
             self._follow(names)
-        except KeyError:  # a request that was in no step for a while was forgotten
+        except KeyError:  # `_forget_others` dropped a request that was in no step for a while
             self._forget_others(step)
             self._begin_anew()
             self._follow(names)

@@ -165,7 +165,7 @@ def qwen_tower(name: str, values: np.ndarray, swaps: bool, fused: bool) -> list[
 def qwen_clip(config: dict, **more) -> list:
     vision, is_gated = config["vision_config"], config["model_type"] == "qwen2_5_vl"
     hidden = vision["hidden_size"] if is_gated else vision["embed_dim"]
-    # llama.cpp's converter writes this wrong size for Qwen2-VL.
+    # For Qwen2-VL, llama.cpp's converter writes hidden_size, which is wrong.
     size = vision["intermediate_size"] if is_gated else vision["hidden_size"]
     keys = {
         "image_size": (UINT32, 560),

@@ -139,7 +139,7 @@ def test_compressed_tensors_own_packing_is_read(plain, group, symmetric):
 
     packer = packed.PackedQuantizationCompressor
     layout = "compressed-tensors, symmetric" if symmetric else "compressed-tensors"
-    to_int4(plain, layout, group)  # Only its config.json is used.
+    to_int4(plain, layout, group)  # Only the new config.json is used.
     random, (n, k) = torch.Generator().manual_seed(group), (40, 128)
     zeros = torch.randint(-8, 8, (n, k // group), generator=random).to(torch.int8)
     module = {
@@ -359,8 +359,8 @@ def test_formats_equal_transformers(plain, layout, said):
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
 def test_answers_equal_the_plain_folders(tmp_path, layout):
-    """In bfloat16 only the first tokens are compared. The kernels multiply codes without rounding the weights
-    to bfloat16.
+    """In bfloat16 only the first tokens are compared, because the kernels multiply codes without rounding the
+    weights to bfloat16.
     """
     for name in ("int4", "plain"):
         (tmp_path / name).mkdir()

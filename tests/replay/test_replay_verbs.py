@@ -54,8 +54,8 @@ def runs(tmp_path_factory):
 
 def mutated(records: list[Record], rng: random.Random) -> list[Record]:
     """Return the records with up to four changes: records are spoiled, dropped, repeated or swapped.
-    Alternatively, decisions become false, but still fit the state's arrays. Half of the changed logs have an
-    unknown decision version.
+    Alternatively, decisions become false, but still fit the state's arrays. Half of the logs without false
+    decisions get an unknown decision version.
     """
     records = list(records)
     if rng.random() < 0.4:

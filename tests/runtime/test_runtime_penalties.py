@@ -1,5 +1,5 @@
-"""Tests penalties. A CPU penalises only the tokens in a row's list, and a GPU penalises whole rows. The
-results must be equal bit by bit.
+"""Tests penalties. A CPU penalises only a row's listed distinct tokens, and a GPU penalises the whole
+vocabulary. The results must be equal bit by bit.
 """
 
 import numpy as np

@@ -203,7 +203,7 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
 
 
 def test_logprobs_are_the_models_own():
-    """A token that replaced the model's choice has the model's logprob."""
+    """If closing replaces the model's choice, the logprob still comes from the model."""
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
         answer = engine.generate([QUESTIONS[0]], response_format=closing(LONG), **asked)[0].choices[0]

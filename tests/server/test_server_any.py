@@ -1,5 +1,5 @@
-"""Tests the application under a plain ASGI server, such as Ray Serve's proxies. Our own server also provides
-a `Line` (transport/sse.py).
+"""Tests the application under a plain ASGI server, such as Ray Serve's proxies. Only mmengine's own server
+provides a `Line` (transport/sse.py).
 """
 
 import asyncio

@@ -281,7 +281,7 @@ def test_a_deadline_is_504_without_retry(server, monkeypatch):
     assert status == 504 and headers["x-should-retry"] == "false"
     assert body["error"]["code"] == "deadline_exceeded"
     (error,) = told
-    # A cycle would keep the error in memory until the garbage collector runs.
+    # A reference cycle would keep the error in memory until the garbage collector runs.
     assert error.__cause__ is not error
 
 
@@ -306,7 +306,7 @@ def test_a_head_that_arrives_at_once_has_its_limit(server, line, upgrade):
 
 
 def chunked(server, trailers, method=b"POST /tokenize"):
-    """Send a chunked body and its trailers at once, and return the answer."""
+    """Send the head, a chunked body and trailers together, and return the answer."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = method + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head + b'e\r\n{"prompt":"a"}' + b"\r\n0\r\n" + trailers + b"\r\n")

@@ -15,7 +15,7 @@ from tests.server.openai_answers import named_events
 from tests.server.running import SlowEcho, served, wait_for
 
 KEY = {"authorization": "Bearer secret"}
-OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # The key's prefix for request ids in the log.
+OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # The log prefixes this key's request ids with OWNER.
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(DetachedCall, "__init__", init)
-    gc.disable()  # The calls must be freed without the collector.
+    gc.disable()  # The calls must be freed without the garbage collector.
     try:
         for number in range(5):
             one.call(PATH, {"input": f"a{number}", "stream": number % 2 == 0})
@@ -266,7 +266,7 @@ def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_long_answer_is_read_in_parts(scores):
-    """Rendering a whole long answer at once would block other clients."""
+    """Rendering a long answer in a single call would block other clients."""
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)

@@ -20,8 +20,8 @@ from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """For a prompt with an image, the head's output from our auxiliary states equals the reference output
-    from transformers' layer inputs.
+    """The prompt has an image. The head's output for mmengine's auxiliary states equals the reference output
+    for transformers' layer inputs.
     """
     from mmengine_qwen3_vl import plugin
 

@@ -20,7 +20,7 @@ class FullAttentionSpec:
 
 
 class FakeRequest:
-    """Has the attributes of vLLM's Request that the scheduler reads."""
+    """Provides the Request attributes that mmengine's scheduler reads."""
 
     def __init__(self, name, prompt, max_tokens=9, *, media=(), grammar=None, priority=0, stop_token_ids=()):
         self.request_id, self.prompt_token_ids, self.max_tokens = name, list(prompt), max_tokens

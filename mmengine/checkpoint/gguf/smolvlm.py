@@ -1,4 +1,4 @@
-"""Reads the projector of a SmolVLM2 model, whose type in GGUF files is idefics3."""
+"""Reads SmolVLM2 projectors, which have the type idefics3 in GGUF files."""
 
 from dataclasses import dataclass
 from typing import ClassVar

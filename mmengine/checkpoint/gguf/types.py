@@ -114,8 +114,8 @@ def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
 
 def _mxfp4(blocks: np.ndarray) -> np.ndarray:
-    """Decode a power of two and 32 e2m1 numbers. The table contains doubled numbers, so the power of two is
-    halved.
+    """Decode a power of two and 32 e2m1 numbers. _MXFP4_VALUES contains doubled numbers, so the power of two
+    is halved.
     """
     powers = blocks[:, :1].astype(np.uint32)
     bits = np.where(powers < 2, np.uint32(0x200000) << powers, (powers - 1) << 23)
@@ -136,7 +136,7 @@ def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
 
 
 def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
-    """Return the codes minus 8, and the minimums plus 8 * scale, rounded to float32."""
+    """Return the codes minus 8, which fit into int4. To compensate, the float32 minimums gain 8 * scale."""
     scales = half(blocks, 0)
     return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, half(blocks, 2) + 8 * scales)
 

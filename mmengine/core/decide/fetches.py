@@ -17,7 +17,7 @@ def decide_fetch(
     view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray
 ) -> ev.Fetched | Passed:
     """Return FETCHED for a fetch into the free blocks `new`, or PASSED while another request fetches the same
-    blocks. `cached`: the blocks of the prefix hits, before the fetched blocks. Both arrays are int32.
+    blocks. `cached`: the prefix hits' blocks, which precede the fetched blocks. Both arrays are int32.
     """
     if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
         return PASSED
@@ -25,7 +25,9 @@ def decide_fetch(
 
 
 def _same_next(view: View, one: RequestView, other: RequestView, number: int) -> bool:
-    """Return whether `other` is fetching its block `number`, with the same content as in `one`."""
+    """Return whether `other` is fetching its block `number`, and both requests are equal up to this block's
+    end.
+    """
     end = (number + 1) * view.block_size
     first = len(other.fetch_blocks) - other.num_fetching
     return (

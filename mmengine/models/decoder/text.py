@@ -90,7 +90,7 @@ class TextDecoder:
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """Return a copy for a step. Its linear layers add adapters' products to the adapters' tokens."""
+        """Return a copy for a step. Its linear layers add each adapter's product to the adapter's rows."""
         own = []
         for adapter, rows in adapters:
             assert isinstance(adapter.text, list), "an adapter that another decoder made"

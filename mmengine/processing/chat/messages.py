@@ -85,7 +85,8 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 class _Reader:
     """Reads the messages in a single pass, and enforces the limits on media, parts and characters.
 
-    `path`: the message or part that is being read. `where`: the name of the value below `path`, for errors.
+    `path`: the message or part that is being read. The methods' argument `where` names a value in error
+    messages.
     """
 
     def __init__(self) -> None:
@@ -173,8 +174,8 @@ class _Reader:
             raise InvalidRequest(text, path=FieldPath("messages"))
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
-        """Return a copy of any other field's value (name, tool_calls, …). Raises InvalidRequest unless the
-        value is JSON data.
+        """Return a copy of a JSON value, such as a message's tool_calls or a template variable. Raises
+        InvalidRequest unless the value is JSON data.
         """
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")

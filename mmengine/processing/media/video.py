@@ -123,8 +123,8 @@ def load_video(
     """Load a video as patches.
 
     `source`: a file, an array of frames, a list of frames, or a tuple (source, metadata).
-    `check_length`: called with the number of embeddings before frames are decoded. Raises InvalidMedia, and
-    the exceptions that `check_length` raises.
+    `check_length`: receives the number of embeddings, and is called before any frame is decoded.
+    Raises InvalidMedia, and the exceptions that `check_length` raises.
     """
     with open_clip(source, access, where) as (clip, indices):
         sample = sample_clip(clip, indices, options, rules, where)

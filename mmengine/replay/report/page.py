@@ -30,8 +30,9 @@ def write_report(
     progress: Callable[[Record], None] = lambda record: None,
     findings: Findings | None = None,
 ) -> tuple[int, int]:
-    """Write the page. Return the number of steps and the number of requests on the page. `findings`: see
-    CheckedLog. Raises LogError if the log contains no decided step. Also raises `verify`'s errors.
+    """Write the page. Return the number of steps and the number of requests on the page. `findings`: collects
+    the log's decisions that break a rule. Raises LogError if the log contains no decided step. Also raises
+    `verify`'s errors.
     """
     collected = collect(folder, progress, findings)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)

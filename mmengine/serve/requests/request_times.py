@@ -23,7 +23,7 @@ CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Buckets:
-    """A histogram to which several equal values can be added at once.
+    """A histogram to which a single call can add several equal values.
 
     Only a single thread may add values; any thread may collect.
     """
@@ -77,7 +77,7 @@ class _Live:
 class RequestTimes:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        # Called with an answer's id in the core when the answer has ended.
+        # Called when an answer has ended, with the core's request id and the times.
         self.report: Callable[[str, Times], None] | None = None
         self._before = -1.0  # when the last step with outputs returned
         self._all: list[Buckets] = []

@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
     @property
     def wants_key(self) -> bool:
-        """Whether the position is inside a key, or where a key may begin."""
+        """Whether the position is inside a key, or a key may begin here."""
         return self.inside.endswith(b"{") and self.last in b"{,"
 
     @property

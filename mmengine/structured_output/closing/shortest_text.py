@@ -45,7 +45,7 @@ class PatternAutomaton(Automaton):
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the reachable states that consume a character or accept.
 
-        Without the other states, more state sets are equal, and equal sets are visited only once.
+        Omitting the other states makes more state sets equal, and the search visits equal sets only once.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
@@ -154,7 +154,7 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
     """Map each relevant character to a representative.
 
-    Two characters that no set in the patterns distinguishes share a representative.
+    Two characters share a representative if no set in the patterns distinguishes them.
     """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}

@@ -10,8 +10,8 @@ MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 
 
 class WorkExceeded(Exception):
-    """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema. Not a
-    SchemaRefused, because comparisons catch SchemaRefused and continue.
+    """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema. This class
+    does not inherit from SchemaRefused, because comparisons catch SchemaRefused and continue.
     """
 
     # The innermost keyword that exceeded the limits, and its JSON pointer.
@@ -36,7 +36,7 @@ _work: ContextVar[_Work | None] = ContextVar("mmengine_schema_work", default=Non
 
 @contextmanager
 def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Limit the work on this thread inside the block. Nested blocks share the outermost block's limits.
+    """Limit this thread's work until the `with` block ends. Nested blocks share the outermost block's limits.
 
     `check` is called repeatedly, and may raise an error to cancel the work.
     """

@@ -100,7 +100,7 @@ def check_flag(where: FieldPath, value: object) -> bool:
 
 @contextmanager
 def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
-    """Normalize schemas of more than LARGE bytes with `work_out`, on this thread inside the block.
+    """Inside the `with` block, this thread passes schemas of more than LARGE bytes to `work_out`.
 
     `work_out` takes the arguments of `_normalize_text`. If it is None, this thread normalizes all schemas.
     """

@@ -5,7 +5,7 @@ A draft grammar allows only some of the texts that the row's grammar allows. A d
 more tokens, which become drafts. While the text fits a draft grammar, only the draft grammar's matcher
 consumes tokens. The row's own matcher catches up later, for example when a mask is needed.
 
-Matchers consume proposed draft tokens at once, and roll back rejected draft tokens later.
+Matchers consume proposed draft tokens immediately, and roll back rejected draft tokens later.
 """
 
 from collections.abc import Callable, Sequence
@@ -246,8 +246,8 @@ class RowMatcher:
     def _is_over(self) -> bool:
         """Return whether the text is complete or invalid, after the leading matcher has stopped.
 
-        A draft grammar differs from its grammar only in white space within a text. The text is therefore
-        complete if the draft grammar allows no further token and the grammar allows the end.
+        A draft grammar restricts only the white space within a text. The text is therefore complete if the
+        draft grammar allows no further token and the grammar allows the end.
         """
         if self._leader is self.own:
             return True

@@ -20,8 +20,8 @@ MAX_SOURCE_PIXELS = 2**27
 DEFAULT_FPS, DEFAULT_FRAMES = 2.0, 32
 MAX_TOTAL = 2**31 - 1  # Maximum `total_num_frames` in metadata.
 Arguments = dict[str, object]
-_SHORT = 4  # If the model's sampling refuses a clip, all frames are taken up to this number.
-# Options of a processor's call that its sampling does not get.
+_SHORT = 4  # If the model's sampling refuses a clip with at most this many frames, all frames are taken.
+# Options of a processor's call that are not passed to `sample_frames`.
 _NOT_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata")
 
 
@@ -90,7 +90,7 @@ class HostedSampling:
             given |= {} if value is None else {name: value}
         wanted, has_count = options.num_frames, given.get("num_frames") is not None
         if options.fps is not None and has_count and given.get("fps") is None:
-            wanted = max(1, int(count / fps * options.fps))  # The sampling would prefer its own number.
+            wanted = max(1, int(count / fps * options.fps))  # `sample_frames` prefers num_frames to fps.
         elif options.fps is not None:
             given["fps"] = options.fps
         elif wanted is None and not (self.do_sample_frames or has_count or given.get("fps")):
@@ -168,8 +168,8 @@ def _stated_total(source: object, sample: Sample, where: str) -> int:
 
 
 def _total(clip: Clip, sample: Sample, options: VideoOptions, where: str) -> int:
-    """Return the number of frames from which the sample was chosen. For a list of frames, the number is
-    estimated from their mean distance.
+    """Return the number of frames from which the sample was chosen. For a list of frames, the mean distance
+    between the frames' indices gives an estimate.
     """
     if not sample.is_whole:
         return span_of(clip.num_frames, sample.fps, options, where).num_frames

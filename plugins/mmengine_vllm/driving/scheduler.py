@@ -105,7 +105,7 @@ class Scheduler(SchedulerInterface):
         self._compiling: set[str] = set()  # ids of requests whose grammars are not ready
         self._pause = PauseState.UNPAUSED
         self._has_left = False  # whether requests were cancelled since the last step
-        self._num_left_behind = 0  # dispatched steps that may contain a cancelled request
+        self._num_left_behind = 0  # how many dispatched steps may contain a cancelled request
         self._encoder_resets = 0
         self._num_preemptions = 0
         self._held = list[VllmObject]()  # requests that arrived while the scheduler was paused

@@ -57,8 +57,9 @@ def with_blocks_by_number(view: View, admitted: ev.Admitted) -> ev.Admitted:
 
 
 def num_new_blocks(view: View, req_state: RequestView, start: Start, length: int) -> int:
-    """Return how many new blocks the request needs to start with a chunk of `length` tokens. Returns the
-    number of reserved blocks (`admission_reserve`) if this is larger. Prefix hits are not counted.
+    """Return how many new blocks the request needs to start with a chunk of `length` tokens. If
+    `admission_reserve` is "prompt", returns at least the number of blocks that the whole prompt needs. Prefix
+    hits are not counted.
     """
     hits = start.num_computed // view.block_size
     chunk = (blocks_for(view, start.num_computed + length) - hits) * view.num_groups
