@@ -135,5 +135,5 @@ def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> 
         shown = repr(window)[:60]
         fields.fail(
             f"{fields.prefix}sliding_window {shown} needs sliding windows, which only transformers' modules "
-            "support; set model_impl to transformers"
+            "support; set model_impl to transformers (--model-impl transformers)"
         )

@@ -232,7 +232,7 @@ def test_a_model_that_was_not_made_to_chat(folder, tmp_path):
     processor = ChatProcessor(Description("1", tokenizer, template, 100, {}, eos))
     assert template.source == NO_TEMPLATE and processor.call_format() is None
     question = [{"role": "user", "content": "a"}]
-    with pytest.raises(InvalidRequest, match="it has none; give one as chat_template, or send a plain text"):
+    with pytest.raises(InvalidRequest, match="it has none; set chat_template, or send a prompt"):
         processor.prepare(question)
     given = {"chat_template": "{{ messages[0].content }}<|im_end|>"}
     assert processor.prepare(question, template_options=given).text == "a<|im_end|>"

@@ -22,6 +22,7 @@ from mmengine.errors import FIELD, InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
 from mmengine.processing.chat.content_parts import CUT, cut, in_parts, is_text_in_parts, joined, with_cut
 from mmengine.processing.chat.environment import chat_environment
+from mmengine.processing.chat.role_tokens import replace_marked_roles, texts_around_roles, with_marked_roles
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.request import CallFormat, check_unicode
 
@@ -31,7 +32,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
 NO_TEMPLATE = (  # The template of a model that was not trained to chat.
-    "{{ raise_exception('it has none; give one as chat_template, or send a plain text prompt') }}"
+    "{{ raise_exception('it has none; set chat_template, or send a prompt without messages to "
+    "/v1/completions') }}"
 )
 _PROBE = "probe text"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -70,12 +72,15 @@ class ChatTemplate:
         source = source.removeprefix("\ufeff")  # An editor's byte order mark is no part of the prompt.
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
-        written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
+        around_roles = texts_around_roles(tokenizer.marked, self.source)
+        listed = {*names.values(), *around_roles.values()}
+        written = [token for token in tokenizer.marked if token in self.source or token in listed]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
         written.sort(key=len, reverse=True)  # A token may contain a shorter token.
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
+        self._around_roles = {text: self._marks[token] for text, token in around_roles.items()}
         self._ids = {mark: tokenizer.marked[token] for mark, token in self._tokens.items()}
         self._mark_pattern = re.compile(f"([{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MAX_MARKS - 1)}])")
         marked = self.source
@@ -212,6 +217,8 @@ class ChatTemplate:
     def _rendered(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
+        if self._around_roles:
+            messages = with_marked_roles(messages)
         parts, length = [], 0
         try:
             with self._environment.counted():
@@ -232,7 +239,8 @@ class ChatTemplate:
                 "the model's chat template cannot render these messages; check that each has a role and "
                 "content of the usual shape"
             ) from None
-        return "".join(parts)
+        rendered = "".join(parts)
+        return replace_marked_roles(rendered, self._around_roles) if self._around_roles else rendered
 
     def _stream(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
@@ -267,7 +275,8 @@ class ChatTemplate:
         rendered = self.render(probe, add_generation_prompt=True, continue_final_message=False)
         if self.split(rendered) != self._tokenizer.split(self.readable(rendered)):
             raise ModelError(
-                f"the chat template {self._origin} builds special tokens from pieces, which is not supported"
+                f"the chat template {self._origin} builds special tokens from pieces, which is not "
+                "supported: write each special token as a whole (only a message's role may be inserted)"
             )
 
 
