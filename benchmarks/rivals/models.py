@@ -64,7 +64,7 @@ def make_image_gguf(
 ) -> tuple[Path, Path]:
     """Return the paths of a random Qwen3-VL: a Q4_K_M file, and a projector file in F16 or Q8_0.
 
-    The other arguments are those of `make_gguf`.
+    `projector`: "F16" or "Q8_0". For all other arguments, see `make_gguf`.
     """
     from benchmarks.rivals.packaged_llama import quantise
 

@@ -1,6 +1,6 @@
 """Runs third-party clients against `mmengine serve` with the embedded checkpoint, and writes a result table.
 
-    make clients creates their environment under build/clients, and runs this program
+    make clients                              # creates their environment and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
 The exit code is 1 if a check failed. A check is "refused" if the server does not support its fields, and

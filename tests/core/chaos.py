@@ -276,7 +276,7 @@ def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = 
 
 
 def _shown(event: ev.Event) -> str:
-    """Return the event's fields that differ from their defaults, with columns as lists."""
+    """Return the event's fields that differ from their defaults, with arrays as lists."""
     parts = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

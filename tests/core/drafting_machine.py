@@ -24,9 +24,9 @@ class Drafter:
 class Machine:
     """A machine whose step takes `step_us`, `row_us` per row and `token_us` per verified draft.
 
-    `policy`: "goodput", "none", or the index of the last active drafter. `noise`: maximum random share by
-    which a step takes longer. With noise, one step in a hundred takes five times as long. `missed_us`: time
-    to read a missed token. In each step without drafting, the drafters miss one token per row. The next step
+    `policy`: "goodput", "none", or the index of the last active drafter. `noise`: a step takes up to this
+    share longer, at random. With noise, one step in a hundred takes five times as long. `missed_us`: time to
+    read a missed token. In each step without drafting, the drafters miss one token per row. The next step
     with drafting reads at most 2,048 missed tokens in total.
     """
 
@@ -38,7 +38,7 @@ class Machine:
         self.goodput = Goodput(128, MOST)
         self.behind = {}  # (drafter, number of drafts) by row
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
-        self.work_us = 0  # time of all steps without noise
+        self.work_us = 0  # total time of the steps, before noise is added
 
     def admit(self, *rows):
         for row in rows:

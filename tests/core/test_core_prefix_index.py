@@ -185,7 +185,7 @@ def test_a_collision_costs_a_miss(monkeypatch):
 
 
 def test_extras_that_begin_alike_do_not_collide():
-    """Blocks with the same first image and different further images have extra keys with the same prefix."""
+    """Blocks with the same first image and different second images are different blocks."""
     index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
     extras = [b"first image" + second for second in (b"", b"one", b"two")]
     content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]

@@ -112,7 +112,7 @@ def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """The Triton backend's passes share a plan buffer, so each pass must write its plan first."""
+    """The Triton backend's passes share a plan buffer, so each pass must write its plan before it runs."""
     if kernel_device.type != "cpu":
         pytest.skip("gpu.sh compares chains on a GPU")
     head = load(FAMILIES["specforge"](), tmp_path)

@@ -98,4 +98,4 @@ def test_refused_by_name(options: dict[str, Any], says: str) -> None:
 
 
 def test_every_name_is_an_option() -> None:
-    assert FORM - {"calls"} <= GENERATE  # only chat takes tools, which set `calls`
+    assert FORM - {"calls"} <= GENERATE  # GENERATE has no `calls`, because only chat accepts tools

@@ -103,7 +103,7 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def server():
-    # The embedded model, whose processor reads messages, media and templates.
+    # The model that the package contains. Its processor reads messages, media and templates.
     with served(AsyncEngine()) as one:
         yield one
 

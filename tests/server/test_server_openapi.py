@@ -1,4 +1,6 @@
-"""Tests that answers and events match OpenAI's API description; `served` checks each call."""
+"""Tests that answers and events match OpenAI's API description. The test server, `served`, checks each
+call.
+"""
 
 import json
 

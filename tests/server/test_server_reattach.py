@@ -32,7 +32,7 @@ def asked(text=TEXT, **fields):
 
 
 class Leaving(SlowEcho):
-    """A slow executor that the engine's shutdown does not close."""
+    """A slow executor that the engine's shutdown does not close, because the next engine uses it."""
 
     pause_s = 0.004
 

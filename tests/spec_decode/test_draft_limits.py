@@ -64,7 +64,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         (None, [(0, 5)] * 4),
         (NOBODY, [None] * 4),
         ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
-        # The second drafter's limits also apply to the third drafter.
+        # There are two rows for three drafters, so the third drafter uses the second row.
         ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),
         ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),
@@ -77,7 +77,7 @@ def test_drafters_and_draft_counts_of_each_row(room, want):
 @pytest.mark.parametrize(
     "settings, count",
     [
-        ({"max_tokens": 4}, 2),  # one token exists; the last is never drafted
+        ({"max_tokens": 4}, 2),  # 4, minus the token of the first step, minus the last token
         ({"max_tokens": 2}, 0),
         ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # LONGEST tokens in all
         ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),

@@ -38,8 +38,8 @@ class DerivedEngine:
         self._scheduler = scheduler_of(config)
 
     def observe(self, observation: ev.Event) -> None:
-        """Apply an observation, such as an arrival or a cancellation. Also apply the ends of requests that
-        follow from the observation.
+        """Apply an observation, such as an arrival or a cancellation. If requests end because of the
+        observation, also apply their ends.
         """
         for event in accept(self.view, observation):
             evolve(self.state, event)
@@ -54,8 +54,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether this build's rules can derive the decisions after the noted call. The rules model no
-        noted call except a stall, which changes no decision.
+        """Return whether this build's rules can derive the decisions after a call that the log only notes.
+        They can do so after a stall, which changes no decision, and after no other call.
         """
         return event.kind == "stall"
 

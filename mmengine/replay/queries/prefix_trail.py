@@ -16,11 +16,12 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The steps during which a prefix block was cached.
+    """A prefix block that was computed and, usually, evicted later.
 
     `since`, `by`: the step and the request that computed the block. `until`: the step that evicted the block,
     or -1 while it is cached. `why`: the reason for the eviction. `taken_by`: the request that got the block's
-    memory. `note`: a remark if the installed scheduler would have evicted other blocks, otherwise "".
+    memory. `note`: a remark if this build's scheduler would have evicted other blocks than the log's;
+    otherwise "".
     """
 
     since: int
@@ -35,8 +36,8 @@ class PrefixTrail:
     """Follows the blocks that are prefix cache hits for a request, from the log's first record.
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
-    tokens at admission. `ahead`: the log's constant `media_ahead` (see STARTED). `by`: the request that
-    computed the blocks in the first state.
+    tokens at admission. `ahead`: `media_ahead` from the log's STARTED event. `by`: the request that computed
+    the blocks in the first state.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):

@@ -56,7 +56,7 @@ class CompletionReader:
         """
         small, ids = take_out(data, b"prompt", may_nest=True)
         body, ignored = self._decoded(small)
-        # If the removed list was not the value of the top-level `prompt`, decode the unchanged body.
+        # `take_out` also removes lists from a nested `prompt`. In this case, decode the unchanged body.
         if ids.lists and body.prompt != ids.stands:
             (body, ignored), ids = self._decoded(data), NO_IDS
         return self._build_request(body, ids, request_id, ignored)

@@ -158,8 +158,8 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field in the assistant's last message. The fields in `behind` come after this
-        field. If the message already has any of these fields, a new message begins.
+        """Append text to a field in the assistant's last message. The prompt shows the fields in `behind`
+        after this field. If the message already has any of these fields, a new message begins.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
