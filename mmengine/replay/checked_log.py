@@ -49,7 +49,8 @@ class CheckedLog:
 
     `wait`: called when a log that is still being written has no more records. If `wait` returns False, the
     iteration ends. `after`: a record number. The iteration then begins after the newest snapshot before this
-    record. If the log's beginning was deleted, the iteration begins after the oldest snapshot.
+    record. Without `after`, the iteration begins with the first record, or after the oldest snapshot if the
+    log's beginning was deleted.
 
     `begins_after` is the record number of the snapshot, or -1 without a snapshot. `first` is the first
     record, if any. `findings` collects the decisions that break a rule. Several readers may share a
@@ -188,8 +189,8 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Check an event, and apply the event to the state. Unlike `verify`, this method derives no decisions
-        to compare with the log. Must be called in a `naming` block. After an error, the state is undefined.
+        """Check an event, and apply the event to the state. The decisions are not derived again. Must be
+        called in a `naming` block. After an error, the state is undefined.
         """
         self.check(state, event)
         evolve(state, event)

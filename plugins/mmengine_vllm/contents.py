@@ -12,7 +12,7 @@ import numpy as np
 
 ONE = np.uint64(1)
 _ONES, _ONE_PLACE = np.ones(1, np.uint64), np.ones(1, np.intp)
-_SEEDS = 8  # number of 8-byte words at the start of the key stream that are not weights
+_SEEDS = 8  # number of 8-byte words that precede the weights in the key stream
 
 
 class PseudoIds:

@@ -113,8 +113,8 @@ def with_width(node: Node, low: int, high: int | None) -> Node | None:
 
 
 def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) -> str:
-    """Return an expression for `node` followed by `end`. With `in_json`, the text is spelled as inside a JSON
-    string. Raises RegexRefused if a repetition's counts are too large.
+    """Return an expression for `node` followed by `end`. With `in_json`, the expression matches the text as
+    written inside a JSON string. Raises RegexRefused if a repetition's counts are too large.
     """
     match node:
         case Chars(ranges):

@@ -49,7 +49,7 @@ def test_windows_give_equal_tokens_with_less_kv(kind, tmp_path, monkeypatch):
 
 
 def test_with_windows_in_all_layers_the_kv_does_not_grow_with_the_length(tmp_path, monkeypatch):
-    """Compare a model like Mistral 7B v0.1 with a run that keeps the blocks for all tokens."""
+    """Run a model like Mistral 7B v0.1, and compare with a run that keeps the blocks for all tokens."""
     folder = tmp_path / "mistral"
     write("mistral", folder)
     config, found, most_bytes = answers(folder, max_num_seqs=1)

@@ -79,7 +79,7 @@ def _set_environment(values) -> None:
 
 @contextmanager
 def _streams(*files) -> Iterator[None]:
-    """Redirect the file descriptors 1 and 2, and Python's streams over them, to these files."""
+    """Redirect file descriptors 1 and 2, sys.stdout and sys.stderr to `files`."""
     kept = sys.stdout, sys.stderr
     for stream in kept:
         stream.flush()

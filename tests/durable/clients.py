@@ -20,7 +20,7 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-# Fields without a parameter in the client. `seed` lacks a parameter only in the Responses API.
+# Fields for which the client has no parameter: `ignore_eos` in every API, `seed` only in the Responses API.
 EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)

@@ -1,4 +1,4 @@
-"""Runs the reader's fuzzer: a few runs in the usual tests, and a minute in `make soak`."""
+"""Runs the log reader's fuzzer: a few runs in the usual tests, and a minute in `make soak`."""
 
 import importlib.util
 import subprocess

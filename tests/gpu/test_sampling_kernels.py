@@ -84,7 +84,7 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
 
 
 def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kernel_device):
-    """In the batch, a row has another address and a longer list of best logits than alone."""
+    """A row alone has another address and fewer best logits than the same row in a batch."""
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
     likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values

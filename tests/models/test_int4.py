@@ -80,7 +80,7 @@ def by_hand(layout):
         rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
         codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
         return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
-    if layout == "gptq":  # A word has eight codes along k. The stored zero point is zero - 1.
+    if layout == "gptq":  # A word has eight codes along k. GPTQ stores each zero point minus 1.
         codes = [
             [
                 signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
@@ -162,8 +162,8 @@ def test_compressed_tensors_own_packing_is_read(plain, group, symmetric):
 
 
 def ordered(folder, order):
-    """Make `folder` a compressed-tensors folder with this `actorder` in config.json. Returns the matrix's
-    dequantised values.
+    """Make `folder` a compressed-tensors folder with `order` as `actorder` in config.json. Returns the
+    matrix's dequantised values.
     """
     meant = to_int4(folder, "compressed-tensors", 32)[WEIGHT]
     config = json.loads((folder / "config.json").read_text())

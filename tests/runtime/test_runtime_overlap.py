@@ -107,8 +107,8 @@ class Noted(AllowAll):
 
 
 def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
-    """A step's forward pass is launched before the previous step's result is read, but its masks are
-    requested afterwards.
+    """A step's forward pass is launched before the previous step's result is read. The step's masks are
+    requested after this result.
     """
     core = on_gpu(order, Noted(order))
     form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]
@@ -175,7 +175,7 @@ def test_a_grammar_ends_while_the_next_step_runs(by):
 
 
 def spoil(engine, masks_of):
-    """Replace each result (masks, errors) by `masks_of(masks, errors, number of the call)`.
+    """Replace each result (masks, errors) from the matchers by `masks_of(masks, errors, call number)`.
 
     Returns a list whose only item counts the mask requests.
     """

@@ -49,7 +49,7 @@ def engine():
 
 
 def cold(engine, messages, **options):
-    """Return the answer to a request without cached tokens."""
+    """Reset the prefix cache, and return the answer to a request."""
     engine._core.reset_prefix_cache()
     return engine.generate([Prompt(messages, media_options=SIDE)], **options)[0]
 
@@ -151,7 +151,7 @@ def test_invalid_content_is_refused_and_changes_nothing(engine):
         engine.session(length=10**9)
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)
-    engine.session("short", idle_s=1e-10)  # almost at once; 0 means never
+    engine.session("short", idle_s=1e-10)  # closed almost immediately; 0 means never
     for _ in range(2):  # one step opens the session, the next closes it
         engine.step()
     assert "short" not in engine.sessions.names()
@@ -212,8 +212,8 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
 def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
-    """A resumed session decodes its images again: preparation threads up to media_ahead_bytes, engine steps
-    the rest.
+    """A resumed session decodes its images again. Preparation threads decode images up to media_ahead_bytes,
+    and engine steps decode the rest.
     """
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:

@@ -1,5 +1,5 @@
-"""Tests of /v1/responses. `served` checks all answers and events against OpenAI's API description and the
-server's OpenAPI document.
+"""Tests of /v1/responses. The test server checks all answers and events against OpenAI's API description and
+its own OpenAPI document.
 """
 
 import json

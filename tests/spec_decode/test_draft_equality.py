@@ -11,7 +11,7 @@ from tests.spec_decode.equality import Scripted, answers, assert_same, known_as,
 
 LONGEST = {"max_model_len": 112}
 WIDE = {"num_blocks": 2049, **LONGEST}
-# Both settings prefill prompts and media in chunks, and preempt requests for lack of KV blocks.
+# RECOMPUTE and SWAP prefill prompts and media in chunks, and preempt requests for lack of KV blocks.
 RECOMPUTE = {
     "num_blocks": 9,
     "max_num_seqs": 9,

@@ -156,7 +156,7 @@ def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
                 valid = referee.is_valid(instance)
             except RecursionError:  # A reference refers to itself for the same value.
                 break
-            if seed % 2 and not grammar.narrow:  # `narrow` may fix the key order.
+            if seed % 2 and not grammar.narrow:  # A narrower grammar may fix the key order.
                 accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
             else:
                 accepted = accepts_some_order(grammar, instance)

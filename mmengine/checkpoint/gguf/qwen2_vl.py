@@ -86,8 +86,8 @@ class Qwen2VLProjector(QwenProjector):
     def _vision_config(self) -> Json:
         tower = self.tower_config()
         hidden = self.fields().integer("embedding_length", 1, MAX_SIZE)
-        # As the MLP size, the converter writes the text model's hidden size. Only the matrix has the true
-        # size.
+        # The converter wrongly writes the text model's hidden size as the MLP size. Only the matrix has the
+        # true size.
         self.check_tensors(_MATRIX)
         size = max(self.container.tensors[_MATRIX].shape)
         if size % hidden:

@@ -97,8 +97,8 @@ class Windows(msgspec.Struct, array_like=True):
     """The saved blocks of block groups with a window.
 
     `rows`: (row, `first_held`, blocks) for each row that holds blocks, as in WindowTables. `blocks`, `keys`:
-    the blocks whose content is recorded, and these blocks' keys. `contents`: the pool's `window_content`, or
-    empty unless the log follows vLLM's scheduling rules.
+    the blocks whose content is recorded, and these blocks' keys. `contents`: the pool's `window_content` if
+    the log follows vLLM's scheduling rules, otherwise empty.
     """
 
     rows: tuple[tuple[int, bytes, bytes], ...]

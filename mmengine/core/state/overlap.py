@@ -2,7 +2,8 @@
 
 The next step waits if the running step verifies or proposes drafts. The whole step waits, not only the rows
 with drafts. Otherwise the batch would split into two halves that alternate, and each row would decode at half
-the speed. A row that ends with its next token is only left out of the next step (core/decide/running.py).
+the speed. A row that ends with its next token delays no step: the next step leaves out this row
+(core/decide/running.py).
 
 Rows with grammars do not wait. Only sampling needs the grammar's mask, and sampling starts after the previous
 step's tokens are known. The exception is a grammar with `on_truncation` "close", because the row's text may
@@ -21,7 +22,7 @@ AHEAD = "ahead"  # the step was decided while another step ran
 # Reasons why a step was not decided while another step ran (values of a metric's label).
 DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
 GRAMMAR_ROWS = "forms"  # a row's grammar must be completed within its budget (`on_truncation` "close")
-BLOCKS = "blocks"  # a request must be preempted, which frees no blocks while a step runs
+BLOCKS = "blocks"  # a request must be preempted, but a preemption frees no blocks while a step runs
 ALONE = "alone"  # no step was running, or no request could be scheduled
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 

@@ -240,8 +240,9 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Restore a saved index into this empty index. `columns`: the saved values of the arrays that
-        `columns()` returned, for `blocks` (intp). `twins`: groups of blocks with equal content.
+        """Restore a saved index into this empty index. `blocks`: the saved blocks, intp. `columns`: the
+        values for `blocks` in the arrays that `columns()` returned. `twins`: groups of blocks with equal
+        content.
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values

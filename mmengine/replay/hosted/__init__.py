@@ -1,4 +1,4 @@
-"""Recorded logs. A recorded log contains the decisions of another engine's scheduler; this engine is called
-the host. The package reads the log's steps, and derives the steps again with the host's rules.
+"""Recorded logs. A recorded log contains the decisions that another engine's scheduler made. The other engine
+is called the host. The package reads the log's steps, and derives the steps again with the host's rules.
 docs/reference/recorded-logs.md describes the log's format.
 """

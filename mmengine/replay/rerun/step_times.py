@@ -1,7 +1,7 @@
 """A model of step times, fitted to a log's steps. A step takes (fitted time for its work) * slowness * ratio
-+ pause. Slowness: how slow the machine was around the step. Ratio: the step's own deviation. A step that an
-arriving request delays has its class's usual ratio, and a delay is added. `resampling.py` samples slowness,
-ratio, pause and delay from the log.
++ pause. Slowness: how slow the machine was around the step. Ratio: the step's own deviation. For a step that
+an arriving request delays, the ratio is the class's usual ratio, and a delay is added. `resampling.py`
+samples slowness, ratio, pause and delay from the log.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 # step. BEFORE: a request is being prepared during the step, and arrives shortly after the step.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
-PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
+PER_OCTAVE = 2  # Number of step classes for each doubling of the step size.
 DECODE = KINDS.index("decode")
 SLOWNESS_STEPS = 32  # The machine's slowness is a median over this many consecutive steps.
 BEGUN_NS = 250_000_000  # Longer busy times of the engine count as 250 ms.
@@ -49,8 +49,8 @@ class StepTimes:
 
     `delays_ns`: (phase, kind of step) -> the steps' delays, divided by the slowness. The phase is DURING or
     BEFORE. `delayed_ns`: the same steps' lengths. `arrivals_per_ns`: how often requests arrive while the
-    engine is busy; requests that were seen together count once. `lead_ns`: a step that ends less than this
-    time before an arrival is BEFORE.
+    engine is busy; requests that arrive during the same step count once. `lead_ns`: a step has the phase
+    BEFORE if a request arrives within this time after the step.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, ratios compare device
     times only. Otherwise, ratios compare device plus host times.

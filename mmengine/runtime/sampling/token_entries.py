@@ -22,7 +22,7 @@ def token_entries(
     """Return (row, pairs) for each sampled position with logprobs or a confidence. `places` [p]: each
     position's row; positions with NO_PLACE are left out. If the row has logprobs, `pairs` begins with (token
     id, logprob) for the chosen token, and then for the likeliest tokens. The chosen token may appear again.
-    A confidence's pairs come last (see token_confidence.py).
+    If the row has a confidence, `pairs` ends with the pairs from `pairs_of`.
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

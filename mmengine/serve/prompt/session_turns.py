@@ -32,15 +32,14 @@ class SessionPlace:
     is_anchor: bool
     length: int
     keep: int
-    film: int = 0  # as in the event APPENDED
+    film: int = 0  # 1: the request ends inside a video; 2: the request also begins inside a video
     was_in_film: bool = False  # whether a video was open when the prompt was prepared
     loaded: tuple[MediaInput, ...] = ()
 
 
 class SessionChain(NamedTuple):
     """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order. The first
-    `num_kept` tokens are the session's tokens. The next `num_opening` tokens open a turn, as in the event
-    APPENDED.
+    `num_kept` tokens are the session's tokens. The next `num_opening` tokens open a turn.
     """
 
     tokens: np.ndarray
@@ -69,9 +68,9 @@ def build_chain(
     num_answer: int,
     film_begins: Callable[[], list[int]],
 ) -> SessionChain:
-    """Return the session's next chain. `num_answer`: the number of reserved answer tokens. `film_begins`:
-    returns the tokens that precede a video. Raises InvalidRequest if the new piece does not fit after the
-    anchor, or if an anchor follows other pieces.
+    """Return the session's next chain. `num_answer`: the number of reserved answer tokens. `film_begins`: a
+    function that returns the tokens before a video. Raises InvalidRequest if the new piece does not fit after
+    the anchor, or if an anchor follows other pieces.
     """
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor must come first in a session: append it before other content")

@@ -21,8 +21,9 @@ _PIECE = 2**16  # A client must read this many bytes every slow_reader_s.
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection. It is also the `Line` (sse.py) for its response. `limits`: the server's settings.
-    `most`: maximum number of connections. `idle`: all connections without a request, longest idle first.
+    """An HTTP connection. For the response, the object also implements `Line` (sse.py). `limits`: the
+    server's settings. `most`: maximum number of connections. `idle`: all connections without a request,
+    longest idle first.
     """
 
     limits: ServerSettings

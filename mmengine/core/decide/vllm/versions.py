@@ -1,5 +1,5 @@
-"""The exact scheduling rules of single vLLM versions, for logs that were recorded with these versions. Unlike
-scheduler.py, these rules can get stuck where vLLM does.
+"""The exact scheduling rules of single vLLM versions, for logs that were recorded with these versions. Where
+vLLM hangs, these rules hang too, unlike the rules in scheduler.py.
 
     0.32   the scan of the waiting queue stops at a request that does not fit the encoder
            the scan of the running requests stops when a request preempts itself

@@ -49,8 +49,8 @@ class _KeptState(msgspec.Struct, array_like=True):
 
 
 class _Kept(msgspec.Struct):
-    """A file's content. `record`: digest of the record at the last mark. `requests`: the live requests of the
-    states.
+    """A file's content. `record`: digest of the record at the last mark. `requests`: the requests that are
+    live in the states.
     """
 
     every_records: int
@@ -69,7 +69,7 @@ def cache_folder() -> Path:
 
 class KeptStates:
     """The kept states of a log. `folder`: the log's folder. `started`: the log's STARTED event. `first`: the
-    number of its first record.
+    log's first record number.
     """
 
     def __init__(self, folder: Path, started: ev.Started, first: int):

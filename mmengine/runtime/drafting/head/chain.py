@@ -1,4 +1,4 @@
-"""Drafts a chain of tokens for each row. The head's greedy token is the input for its next pass."""
+"""Drafts a chain of tokens for each row. Each greedy token is the input for the head's next pass."""
 
 import numpy as np
 from torch import Tensor
