@@ -40,7 +40,7 @@ IDS = 1500  # Prompts contain only token ids below this limit.
 TEXT = 128  # Number of positions at which the next-token distributions are compared.
 OURS, THEIRS = "mmengine", "llama.cpp"
 BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
-# Maps an engine to its seconds, bytes and KLD, and "run" to the rounds and the load average.
+# Maps each engine's name to its seconds, bytes and KLD. The key "run" has the rounds and the load average.
 Found = dict[str, dict[str, float]]
 
 
@@ -135,7 +135,7 @@ def activations(engine: str) -> str:
 
 
 def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.ndarray:
-    """Return torch's float32 logits with the dequantised weights."""
+    """Return the logits that torch computes in float32 with dequantised weights."""
     with tempfile.TemporaryDirectory() as scratch:
         side = Process(command, threads, MMENGINE_NATIVE="off")
         side.ask(logits=str(path := Path(scratch) / "truth.npy"), tokens=text)

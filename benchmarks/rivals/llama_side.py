@@ -16,8 +16,8 @@ from side import MAX_ROWS, MAX_TOKENS, serve
 
 
 class Llama:
-    """A Side (side.py): llama.cpp with its default settings, except for threads and sizes. `llama`: the
-    module llama_cpp or the loaded library.
+    """Implements Side (side.py) with llama.cpp. All settings except threads and sizes have their default
+    values. `llama`: the module llama_cpp or the loaded library.
     """
 
     def __init__(self, llama: ModuleType | ctypes.CDLL, file: str, threads: int) -> None:

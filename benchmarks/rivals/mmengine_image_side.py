@@ -19,7 +19,7 @@ BLOCKS = 4 * MAX_TOKENS // 16  # Four prompts of the maximum length.
 
 
 class MMEngine:
-    """An ImageSide (image_side.py)."""
+    """Implements ImageSide (image_side.py) with mmengine."""
 
     def __init__(self, model: str, projector: str, threads: int) -> None:
         config = EngineConfig(max_model_len=MAX_TOKENS, num_blocks=BLOCKS, num_threads=threads)

@@ -11,7 +11,7 @@ HOME = Path(__file__).with_name("coverage_schemas.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema and its tests. A test is an instance and whether the schema allows the instance."""
+    """A schema and its tests. A test is a pair: an instance, and whether the schema allows this instance."""
 
     group: str
     name: str
@@ -20,8 +20,8 @@ class Case:
 
 
 def of_suite(folder: Path) -> Iterator[Case]:
-    """Yield the cases of every draft in a JSON-Schema-Test-Suite checkout. The group is the draft with the
-    tested keyword, or with "optional" for optional behaviour.
+    """Yield the cases of every draft in a JSON-Schema-Test-Suite checkout. The group is the draft, then the
+    tested keyword. For optional behaviour, "optional" replaces the keyword.
     """
     for draft in sorted(path for path in (folder / "tests").iterdir() if path.is_dir()):
         for path in sorted(draft.rglob("*.json")):

@@ -2,8 +2,8 @@
 `verify`, `fsck` and `show` print the result.
 
 Only a footer proves that a log is complete. Without a footer, a truncated file looks like the file of a
-killed process. Segments are missing if a footer says that another segment follows, or if a snapshot contains
-the state after a later record.
+killed process. Segments are missing if the last footer announces another segment. They are also missing if a
+snapshot contains the state after a record that the log lacks.
 """
 
 from dataclasses import dataclass

@@ -176,8 +176,9 @@ def _header(data: bytes | mmap.mmap) -> Header:
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
     """Return the offset of the first complete frame or footer at or after `offset`, or None.
 
-    Computes a checksum at each position that begins like a frame or a footer. Raises CorruptLog once the
-    checksums have covered four times the segment, because a hostile file can contain many such positions.
+    Computes a checksum at each position that begins like a frame or a footer. A hostile file can contain many
+    such positions. CorruptLog is therefore raised when the checksums have covered four times as many bytes as
+    the segment has.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):

@@ -31,7 +31,7 @@ class Fetched(EventBase, frozen=True):
 class Arrived(EventBase, frozen=True):
     """Observation: a request's next fetched blocks have arrived. `digests`: 64 bits of each block's digest.
 
-    The open step, or else the next step, copies these blocks to the device.
+    The open step copies these blocks to the device. If no step is open, the next step copies them.
     """
 
     request_id: str

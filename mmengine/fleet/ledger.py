@@ -63,7 +63,7 @@ class Ledger:
         self._held: int | None = lock(folder)
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # file sizes in bytes, by request id
-        self.since = 0.0  # Unix time of the oldest file that was found; 0.0 if none was found
+        self.since = 0.0  # Unix time of the oldest file that the constructor found; 0.0 without files
         # an earlier ingress's entries that this ingress has neither taken over nor dropped, by request id
         self.found: dict[str, LedgerEntry] = {}
         try:

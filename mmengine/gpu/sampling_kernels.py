@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Tokens that a program handles at once. One Philox call gives the noise for four tokens.
+# Number of tokens in a chunk. This is a multiple of 4, because each Philox call gives noise for four tokens.
 CHUNK = 4096
 
 

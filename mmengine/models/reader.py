@@ -112,8 +112,8 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Return the groups' tensors, stacked as [groups, ...]. A group is joined as in `read`. All groups
-        must have the same shape.
+        """Return the groups' tensors, stacked as [groups, ...]. Each group's tensors are joined as in `read`.
+        All joined tensors must have the same shape.
         """
         out = torch.empty(
             (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
@@ -337,7 +337,7 @@ class WeightReader:
         k, width = entry.shape[1], entry.row_values
         lies = replace(entry.stacked, shape=(k, width), start=entry.start)
         step = max(1, PIECE_VALUES // k // rows_in) * rows_in
-        for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # The whole matrix at once.
+        for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # A single piece.
             for first in range(cut.start, cut.stop, step):
                 columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
                 # torch transposes only contiguous tensors fast, so the columns are copied first.

@@ -1,8 +1,8 @@
 """Checks that this plugin applies the same attention windows as the model's masks.
 
-This plugin reads a layer's window or chunk from the attention call and the config. With a window that only
-the masks contain, results would silently be wrong. The decoder therefore runs once, on more tokens than the
-longest window. Stubs replace the layers and record their masks.
+This plugin reads a layer's window or chunk from the attention call and the config. The plugin would miss a
+window that only the masks contain, and results would silently be wrong. As a check, the decoder therefore
+runs once, on more tokens than the longest window. Stubs replace the layers and record their masks.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,8 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
     """Raise ModelError if transformers' cache drops keys that a layer still sees.
 
-    The cache follows the config's window, even if the model's masks and attention calls do not (Moshi).
+    The cache always follows the config's window. Some models' masks and attention calls ignore this window,
+    for example Moshi's.
     """
     text = text_config(parts.model.config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)

@@ -20,7 +20,7 @@ def test_calibrated_fields_have_no_error_and_others_their_distance(benchmark):
         p = rng.random()
         fields.append(benchmark.Field("a", p, rng.random() < p))
     assert benchmark.calibration_error(fields) < 0.02
-    assert 0.8 < benchmark.auroc(fields) < 0.86  # 5/6 for uniform p
+    assert 0.8 < benchmark.auroc(fields) < 0.86  # the exact value for uniform p is 5/6
     sure = [benchmark.Field("a", 0.95, number % 4 > 0) for number in range(100)]
     assert benchmark.calibration_error(sure) == pytest.approx(0.2)
     assert benchmark.auroc(sure) == 0.5

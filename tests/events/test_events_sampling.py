@@ -7,7 +7,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.repetition_detection import RepetitionDetection
 from mmengine.request import SamplingParams
 
-FIELDS_OF_0_1 = 16  # number of fields in version 0.1, without the fields in RULES
+FIELDS_OF_0_1 = 16  # number of SamplingParams fields in version 0.1; RULES has all later fields
 RULES = {
     "suppress_tokens": (3, 4),
     "bad_words_ids": ((1,), (2, 3)),

@@ -34,7 +34,7 @@ TEXTS = {
     "added tokens": "<think></tool_call>",
     "look-alikes": "<|im_end|>",
 }
-# Texts for which slices never give the exact number of tokens.
+# Texts whose token count is never exact if slices are counted separately.
 CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}
 
 

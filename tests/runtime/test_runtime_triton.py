@@ -1,4 +1,6 @@
-"""Tests when the Triton attention kernels are refused. The kernels' results are tested in tests/gpu."""
+"""Tests in which cases the Triton attention kernels are refused. The kernels' results are tested in
+tests/gpu.
+"""
 
 from types import SimpleNamespace
 

@@ -56,7 +56,7 @@ def server():
 
 
 class Sessions:
-    """A session of a server. Calling the object calls a route of the session."""
+    """A session on a server. Calling the object with `way` sends a request to the session's route `way`."""
 
     def __init__(self, server, body=None, headers=None):
         self.server, self.headers = server, headers

@@ -24,7 +24,8 @@ def ask(state: State, req_state: RequestState) -> None:
 
 def apply_offered(state: State, event: ev.Offered) -> None:
     req_state = state.requests[event.request_id]
-    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed to get its logits
+    # The last token is always computed, to get its logits, so no offer includes this token's block.
+    most = (len(req_state.tokens) - 1) // state.block_size
     req_state.store, req_state.num_offered = SETTLED, max(0, min(event.num_blocks, most))
 
 

@@ -15,7 +15,7 @@ def release_windows(state: State, flight: Flight) -> None:
     """
     rows = flight.rows
     computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at this position
+    if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
         computed = np.minimum(computed, flight.num_computed)
     released = state.windows.release(rows, computed)
     if len(released):
@@ -53,7 +53,7 @@ def release_blocks(state: State, row: int) -> None:
 
 
 def fill_windows(state: State, blocks: np.ndarray, contents: np.ndarray) -> None:
-    """Record the contents of window groups' blocks. `blocks`: int32 [group, n]; 0: released."""
+    """Record the contents of window groups' blocks. `blocks`: int32 [group, n]; released blocks are 0."""
     state.blocks.windows.insert(blocks, contents)
     state.step_filled.append(blocks[blocks != 0])
 

@@ -70,8 +70,8 @@ class FlightColumns(Generic[Array]):
 
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps
-    # If a row has at least this many known and pending tokens, the row waits for the steps in flight. 0: the
-    # row waits for each step. For rows with a grammar, the value is negated.
+    # If a row has at least this many known and pending tokens, the row waits for the steps in flight. With 0,
+    # the row waits for each step. Rows with a grammar have the negated number.
     runs_ahead_to: Int32[Array]
 
 

@@ -13,7 +13,7 @@ _POLL_S = 0.1  # Interval in s for checks whether the prompt was cancelled.
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the URL's host, which has a limit on fetches; "" for a file."""
+    """A URL or file to fetch. `host`: the URL's host, because fetches are limited per host; "" for a file."""
 
     name: str
     fetching: "PromptFetch"
@@ -91,6 +91,6 @@ class PromptFetch:
                 raise AttemptOver(GIVEN_UP)
 
     def release(self) -> None:
-        """Release the results and stop waiting. A second call does nothing."""
+        """Release the results. A running `wait` stops. A second call does nothing."""
         self._given_up = True
         self._release(self)

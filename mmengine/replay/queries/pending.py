@@ -26,7 +26,7 @@ class PendingRequest(msgspec.Struct, frozen=True):
 
 def pending_requests(folder: Path, findings: Findings | None = None) -> list[PendingRequest]:
     """Return the requests that have not ended at the log's end, in arrival order. `findings`: see CheckedLog.
-    Raises `verify`'s errors.
+    Raises the same errors as mmengine.replay.verify.
     """
     log = CheckedLog(folder, findings=findings)
     state = log.first_state()

@@ -1,4 +1,4 @@
-"""Chooses the sizes for which the encoder's CUDA graphs are captured, and the graph for a call.
+"""Chooses the sizes for which the encoder's CUDA graphs are captured, and the graph for an encoder call.
 
 A call is padded to the next larger size. Calls above the largest size run without a graph, because their
 kernels take longer than the launches (docs/explanation/decisions/gpu.md).

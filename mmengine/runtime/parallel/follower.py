@@ -123,7 +123,7 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends. The main thread may miss the end, because it may wait on the device for a dead
+    """Exit when rank 0 ends. The main thread cannot notice this end while it waits on the device for a dead
     rank.
     """
     while os.getppid() == parent:

@@ -26,10 +26,10 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply complete frames from the log, and return the plan for the step that they decide, or None.
+        """Apply complete frames from the log. Return the plan for the step that the frames contain, or None.
 
-        The frames must decide at most one step. Raises CorruptLog for bytes that are not frames, and Diverged
-        if this state differs from a digest in the log.
+        The frames must contain at most one step. Raises CorruptLog for bytes that are not frames, and
+        Diverged if this state differs from a digest in the log.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None

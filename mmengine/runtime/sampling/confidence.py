@@ -24,8 +24,8 @@ from mmengine.token_confidence import NUM_LIKELY
 class AllowedWeights:
     """Statistics about the allowed tokens at m sampling positions. `indices`: the positions, on the host.
     `log_sum`: [m], the log of the softmax's denominator. `entropy`, `num_allowed`: [m]. `best`, `best_ids`:
-    [m, k], the logits and ids of the k likeliest allowed tokens, in descending order; -inf if fewer tokens
-    are allowed.
+    [m, k], the logits and ids of the k likeliest allowed tokens, in descending order. If fewer than k tokens
+    are allowed, the remaining logits are -inf.
     """
 
     indices: np.ndarray
@@ -74,8 +74,8 @@ class _Allowed(ctypes.Structure):
 def weigh_allowed(logits: torch.Tensor, masks: Masks, options: np.ndarray) -> AllowedWeights | None:
     """Return the AllowedWeights for rows with the option CONFIDENCE, or None without such rows.
 
-    `logits`: float32 [s, vocab_size], for all s sampling positions. On a GPU, `masks` must already be
-    applied. Does not wait for the device.
+    `logits`: float32 [s, vocab_size], for all s sampling positions. On a GPU, the logits must already be
+    masked. Does not wait for the device.
     """
     is_wanted = (options[masks.selected] & CONFIDENCE) != 0
     if not is_wanted.any():

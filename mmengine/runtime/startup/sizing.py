@@ -24,7 +24,7 @@ CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV p
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
 STATE_SHARE = 0.125  # maximum share of free memory for the default number of state slots
-GROWTH = 1.5  # factor: while a CPU's encoder cache doubles, the old buffer (half the size) also exists
+GROWTH = 1.5  # memory factor: while a CPU's encoder cache doubles, the old buffer, half as large, also exists
 
 
 def resolve(
@@ -200,8 +200,8 @@ def _with_cache(
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
     """Return a CPU's default KV pool size in bytes. `full_request`: bytes of a full-length request. `left`:
-    the free memory beside weights and a full encoder cache. The pool gets at most CPU_MEMORY_SHARE of `left`.
-    Steps and other programs use the rest.
+    the memory that remains free with the weights and a full encoder cache. The pool gets at most
+    CPU_MEMORY_SHARE of `left`. Steps and other programs use the rest.
     """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))

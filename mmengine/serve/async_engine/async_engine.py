@@ -345,7 +345,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         await asyncio.to_thread(self._admission.close)
         if self._schemas is not None:
             self._schemas.close()
-        self._thread.run_queued()  # handles preparations that ended after the engine's thread
+        self._thread.run_queued()  # handles preparations that ended after the engine's thread had stopped
         for channel in self._open:
             self._open.end(channel, RequestFailed("the engine was closed; the request stays in the log"))
 

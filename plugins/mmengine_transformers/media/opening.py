@@ -69,9 +69,9 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def _indicators(config: PreTrainedConfig, processor: object) -> Sequence[int]:
-    """Return the ids of an item's special tokens that get constant embeddings. In Ovis 2, the model has
-    separate constants for these tokens. In Molmo 2, the tokens around patches keep their own embeddings, and
-    attend to each other and to the patches in both directions.
+    """Return the ids of an item's special tokens whose embeddings are the same for all items. Ovis 2 has
+    separate constants for these tokens. In Molmo 2, these tokens are around the patches and keep their own
+    embeddings. They attend to each other and to the patches in both directions.
     """
     if media_rules(config).runs == "media":
         tokens: Sequence[int] = getattr(processor, "image_token_ids", ())
@@ -117,8 +117,9 @@ def _one(modality: str) -> str:
 
 
 def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
-    """Return a video's placeholder text, the prompt text for one video, and "". For a model without videos,
-    return two "" and the reason.
+    """Return a video's placeholder text, the prompt text for one video, and the reason why the model takes no
+    videos. The reason is "" for a model with videos. With a reason, the placeholder and the prompt text are
+    "".
     """
     if getattr(processor, "video_processor", None) is None:
         return "", "", "the model's processor takes no videos"

@@ -1,8 +1,8 @@
 """Captures a draft head's passes as CUDA graphs for several row counts, and replays them.
 
-A pass usually computes a single layer, so launching its kernels takes longer than computing them. A graph
-contains a single pass, not a whole chain, because rows have different draft counts and the host plans
-attention for each length. The host plans the next pass while the device computes.
+A pass usually computes a single layer, so its kernels take longer to launch than to run. A graph contains a
+single pass, not a whole chain, because rows have different draft counts and the host plans attention for each
+length. The host plans the next pass while the device computes.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 class ChainGraphs:
     """A draft head's captured passes. Capturing writes to the dummy block in the head's KV pool.
 
-    `most`: maximum number of drafts for a row, including drafts from other drafters. `num_chains`: how many
-    chains were replayed, or not replayed, by reason.
+    `most`: maximum number of drafts for a row, including drafts from other drafters. `num_chains`: number of
+    chains by outcome: REPLAYED, or CAPTURE_FAILED if no graph exists.
     """
 
     def __init__(

@@ -226,9 +226,9 @@ class LLGuidance(OfTokenizer):
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
 
-        A later text could change the last tokens of `text`, so these tokens are not forced. Their number
-        depends on the grammar. The cache is safe nevertheless: of two results for the same `text`, the longer
-        begins with the shorter.
+        The last tokens of `text` are left out, because later text could change them. The number of omitted
+        tokens depends on the grammar. The cache is safe nevertheless: of two results for the same `text`, the
+        longer begins with the shorter.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:

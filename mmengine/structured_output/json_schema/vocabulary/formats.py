@@ -110,5 +110,5 @@ FORMATS = {
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
 
-# Formats with exact patterns. All other patterns allow less than the RFC.
+# Formats whose patterns allow every text that the RFC allows. All other patterns allow fewer texts.
 EXACT = frozenset(("date", "uuid", "ipv4"))
