@@ -167,7 +167,8 @@ class MMEngineError(Exception):
         return self
 
 
-# First keys in the paths for batches. The second key is the prompt's index, or the line's number from 1.
+# A batch error's path begins with PROMPTS or LINES. The second key is the prompt's index, or the 1-based line
+# number.
 PROMPTS, LINES = "prompts", "lines"
 _UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 

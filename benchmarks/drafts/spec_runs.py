@@ -61,8 +61,8 @@ class Decoded:
 
 
 def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Decoded) -> None:
-    """Answer a group of requests, and add the results to `found`. Raises RuntimeError if one step does not
-    compute all prompts.
+    """Answer a group of requests, and add the results to `found`. Raises RuntimeError if the prompts do not
+    fit into a single step.
     """
     given, first = [], None
     gc.collect()
@@ -166,7 +166,7 @@ def paired(
     tick: Callable[[], None],
 ) -> dict[str, Pairs]:
     """Return each side's results from `rounds` rounds, by name. In a round, each side answers the same
-    requests once. `plain` answers them once for every two sides.
+    requests once. For every two sides, `plain` answers the requests once.
     """
     found = {side.name: Pairs() for side in sides}
     for number in range(-1, rounds):  # one more round to warm up

@@ -18,7 +18,7 @@ SLOW_NS = 200_000_000  # a slower compilation is measured only once
 
 # Keyed by (side, case, kind); a side is a grammar library. Kind "compile": ns for the compilation. Kind
 # "new": ns for each token, in a newly compiled grammar. Kind "known": ns for each token when the same answers
-# are repeated. Kind "over": the library rejects an answer.
+# are repeated. Kind "over": 0 if the library rejects an answer, otherwise absent.
 Times = dict[tuple[str, str, str], Any]
 Kept = dict[tuple[str, str], Any]  # the compiled grammar, keyed by (side, case)
 
@@ -27,7 +27,7 @@ def one_row(
     sides: Sequence[Side], cases: Sequence[Case], rounds: int, tick: Callable[[str], None]
 ) -> tuple[Times, Kept]:
     """Return each time's minimum over `rounds`, and the last compiled grammars. A refused schema has no
-    times. A schema that rejects an answer has only "compile" and "over".
+    times. A schema whose grammar rejects an answer has only "compile" and "over".
     """
     samples: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     kept: Kept = {}

@@ -20,11 +20,11 @@ class LogFollower:
     missing record, and for damage before the last segment.
     """
 
-    torn = None  # always None (see LogReader), because an incomplete end may become complete
+    torn = None  # always None, because an incomplete end may become complete (see LogReader in reader.py)
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start
-        self._segment = NO_SEGMENT  # the current segment; its file name changes when it is packed
+        self._segment = NO_SEGMENT  # current segment's first record number; packing changes the file name
         self._offset: int | None = None
         self._next = 0
 

@@ -48,7 +48,9 @@ def quantised(x):
 
 
 def test_sums_equal_those_of_the_quantised_rows(library):
-    """The results equal the product of the quantised rows. A row's bits do not depend on the batch."""
+    """The results equal the product of the quantised rows and the weights. A row's bits do not depend on the
+    batch.
+    """
     for n, k in SHAPES:
         codes = drawn(n, k, Form.INT8, GROUP, False)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))

@@ -64,7 +64,7 @@ RAISES = "raises"
 
 
 class Sides:
-    """Both pipelines.
+    """Runs calls on transformers' pipeline and on our pipeline.
 
     `evaluate` returns a call's result as plain data. With `ours_alone`, only our pipeline runs. This takes a
     tenth of the time.

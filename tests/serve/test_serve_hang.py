@@ -139,7 +139,7 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
 
 def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp_path, monkeypatch):
     """The caller's request runs when another request's step hangs. A request that was never scheduled ends
-    with an error, and the session does not contain it.
+    with an error, and is not part of its session.
     """
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()

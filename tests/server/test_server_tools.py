@@ -330,8 +330,8 @@ def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
 
 
 def test_reasoning_is_ended_over_http_too(embedded):
-    """The budget is set by vLLM's field, Qwen's field, or OpenAI's effort "none". After the reasoning, the
-    structured answer follows.
+    """The reasoning budget is set by vLLM's field, Qwen's field, or OpenAI's effort "none". After the
+    reasoning, the structured answer follows.
     """
     number = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}

@@ -37,7 +37,7 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. `ahead`: number of tokens after a block that its content includes."""
+    """The block pool. `ahead`: number of later tokens that a block's content includes."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching

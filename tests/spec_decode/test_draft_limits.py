@@ -79,7 +79,7 @@ def test_drafters_and_draft_counts_of_each_row(room, want):
     [
         ({"max_tokens": 4}, 2),  # 4, minus the token of the first step, minus the last token
         ({"max_tokens": 2}, 0),
-        ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # LONGEST tokens in all
+        ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # prompt and answer have at most LONGEST tokens
         ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),
     ],
 )

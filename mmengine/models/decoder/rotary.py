@@ -38,7 +38,8 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
     Interleaved sections: frequency i uses the height if i % 3 == 1 and i is below three times the height's
     section. It uses the width if i % 3 == 2 and i is below three times the width's section. Otherwise it uses
-    the time. Other sections are consecutive. Without sections, all frequencies use row 0.
+    the time. Without interleaving, each section's frequencies are consecutive. Without sections, all
+    frequencies use row 0.
     """
     axis = torch.zeros(head_dim // 2, dtype=torch.long)
     if rope.sections is None:

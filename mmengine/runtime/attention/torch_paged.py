@@ -23,7 +23,7 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5  # maximum padding in a decode group, divided by the rows' own blocks
+MAX_PADDING = 0.5  # maximum ratio between a decode group's padding blocks and the rows' own blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class TorchPagedAttention:
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         slots, table, lens = meta.on_device(self._device)
         # A group reads equally many blocks for each row. Beyond a row's length, the group reads the dummy
-        # block, which contains zeros. Another request's block may contain NaN.
+        # block, which contains zeros, because another request's block may contain NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._set_slots(slots)

@@ -99,7 +99,7 @@ class StoreClient:
             thread.start()
 
     def connect(self, tell: Callable[[ev.Event], None]) -> None:
-        """Set the function that receives this client's events, from any thread."""
+        """Set the function that receives this client's events. Any thread may call the function."""
         self._tell = tell
 
     def wait(self, seconds: float) -> None:

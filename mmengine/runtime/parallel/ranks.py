@@ -1,4 +1,4 @@
-"""Starts and connects the other ranks in a sharded model. This module is used in rank 0."""
+"""Used in rank 0: starts a sharded model's other ranks, and connects all ranks."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,8 +76,8 @@ class Ranks:
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Send the state of `core`, before its first step, to the other ranks, and capture steps. The other
-        ranks allocate their memory before the capture. Raises ConfigError if a rank fails.
+        """Send the state of `core` to the other ranks before the first step, and then capture steps. The
+        other ranks allocate their memory before the capture. Raises ConfigError if a rank fails.
         """
         assert self._executor is not None  # the engine was built with the result of `executor`
         self._executor.frames = core.sink = Tee(core.sink)

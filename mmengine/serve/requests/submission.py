@@ -131,8 +131,8 @@ class Submission:
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
-        """Append a prompt to its session. Returns the session's whole prompt, and a list with its core
-        request.
+        """Append a prompt to its session. Returns the session's whole prompt, and a list with the prompt's
+        core request.
         """
         adapter = self._sessions.adapter(place.session_id)
         if options.adapter and (adapter is None or options.adapter != adapter.name):

@@ -42,5 +42,5 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    # If the log contains True, the input is too large for the log and is only in the store.
+    # In a log, True means that the input was too large for the log. Only the store contains the input.
     is_begun: bool = False

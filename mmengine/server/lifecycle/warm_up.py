@@ -40,7 +40,7 @@ async def warm_up(engine: ServedEngine, chat_template: str) -> None:
     template = {"chat_template": chat_template} if chat_template else None
     options = {"local_files": False}
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
-    # With max_digits 0, digits are unlimited. A limit would be noted in the log.
+    # With max_digits 0, digits are unlimited, so the log gets no note about a limit.
     form: dict[str, object] = {"type": "json_object", "bounds": {"max_digits": 0}}
     try:
         await engine.generate(

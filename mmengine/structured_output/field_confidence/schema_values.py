@@ -26,8 +26,8 @@ def values_at(source: str, path: Path) -> list[Scalar]:
     """Return the values that a normalized schema (JSON text) lists for the field at `path`.
 
     Listed values are those in enum and const, true and false for a boolean, and null. A field with listed
-    values may allow other values too: an optional string lists null. Returns [] if the schema lists no
-    values, or more than MAX_VALUES.
+    values may allow other values too: for example, the schema for an optional string lists only null. Returns
+    [] if the schema lists no values, or more than MAX_VALUES.
     """
     texts: dict[bytes, Scalar] = {}
     for schema in _schemas_at(source, path):

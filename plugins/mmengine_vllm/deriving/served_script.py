@@ -17,7 +17,9 @@ Answer = tuple[list[int], str, dict[int, tuple[int, int]]]
 
 
 class RecordedHost:
-    """A Host for `serve` that records calls. Inputs (requests, aborts) are events from a log."""
+    """A replacement for Host (served_requests.py) that records the calls from `serve`. Inputs (requests,
+    aborts) are events from a log.
+    """
 
     def __init__(self, engine: OwnScheduler):
         self.engine, self.scheduler = engine, engine.scheduler
@@ -32,7 +34,8 @@ class RecordedHost:
 
 
 class ServedScript:
-    """One run of a script. `started`: STARTED of the script's log. `name`: as in OwnScheduler.
+    """One run of a script. `started`: STARTED of the script's log. `name`: the scheduler class, as in
+    `scheduler_class` (own_scheduler.py).
 
     `num_calls`: number of `schedule` calls. `calls`: for each record, the number of its `schedule` call.
     `stall`: an error text if the last call could schedule requests but scheduled none, else "".

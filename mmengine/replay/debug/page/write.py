@@ -16,8 +16,8 @@ OWN_LOG = ("filters.js", "own_log.js", "own_commands.js")
 
 
 def plain_page() -> tuple[str, str, str]:
-    """Return three texts: the page, the script without a backend, and the style. The page links to page.js
-    and page.css.
+    """Return three texts: the page, the script, and the style. To read a log, the script needs a backend: the
+    files in OWN_LOG, or the debug server's remote.js. The page links to page.js and page.css.
     """
     page, script, style = (
         (files(HERE) / name).read_text("utf-8") for name in ("page.html", "ui.js", "page.css")
@@ -38,8 +38,8 @@ def write_debug_page(
     findings: Findings | None = None,
     progress: Callable[[int], None] = lambda position: None,
 ) -> int:
-    """Write a page that contains a small log, and return how many records it has. `findings`: see CheckedLog
-    in replay/checked_log.py. Raises LogError for a log that is too long, and `verify`'s errors.
+    """Write a page that contains a small log, and return the log's number of records. `findings`: see
+    CheckedLog in replay/checked_log.py. Raises LogError for a log that is too long, and `verify`'s errors.
     """
     collected = PageData(open_debugger(folder, findings))
     data = encoded(collected.collect(progress))

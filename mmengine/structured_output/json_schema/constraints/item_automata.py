@@ -22,9 +22,9 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 MAX_EDGES = 4_096
-# For uniqueItems with more edges, DistinctItems is tried before an automaton.
+# If an automaton for uniqueItems has more edges, DistinctItems is tried before a large automaton.
 MAX_SMALL = 64
-MAX_VALUES = 64  # Maximum number of values, one bit each in a rule's parameter.
+MAX_VALUES = 64  # Maximum number of values. In a rule's parameter, each value has a bit.
 MAX_CONTAINS = 4
 
 # A function that registers a new schema under a key, and returns the schema's conjunction.

@@ -89,8 +89,8 @@ class Emitter:
         self.waiting.append(conj)
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
-        """Return whether the part is written as `true` (any value). Number bounds do not apply to these
-        parts. Most open objects have such parts, and bounds would enlarge the grammars.
+        """Return whether the part is written as `true` (any value). Number bounds do not apply to such a
+        part, because bounds would enlarge the grammars for most open objects.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 

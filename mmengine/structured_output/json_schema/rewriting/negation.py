@@ -59,7 +59,7 @@ class Origin(msgspec.Struct, frozen=True):
     trouble: str
     advice: str
     inner: bool = False  # Whether the exclusion concerns an item or a property inside the excluded schema.
-    free: bool = False  # Whether A does not restrict this item or property.
+    free: bool = False  # Whether A leaves this item or property unrestricted.
 
     def blocked(self, why: str) -> tuple[str, str, str]:
         return self.keyword, self.pointer, f"{self.trouble} cannot be enforced: {why}; {self.advice}"

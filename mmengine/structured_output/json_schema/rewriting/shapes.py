@@ -63,7 +63,7 @@ IN_PLACE = frozenset(
 )
 EXPANDED_KEYWORDS = IN_PLACE | frozenset(KEYWORDS)
 MAX_SHAPES = 512  # Maximum number of shapes of a conjunction.
-MAX_EARLY = 16  # Maximum number of shapes that an exclusion leaves before all choices are made.
+MAX_EARLY = 16  # An exclusion that leaves more shapes is postponed until all choices are made.
 MAX_STEPS = 50_000  # Maximum number of steps in the expansion of a schema.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
 
