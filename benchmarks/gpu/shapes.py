@@ -95,8 +95,8 @@ def wide_shape(num_heads: int) -> ModelConfig:
 
 
 class RandomWeights:
-    """Replaces a WeightReader. Norm weights are 1. Matrices have small random values, so no result
-    overflows.
+    """Replaces mmengine.models.reader.WeightReader in checks and timing. Norm weights are 1. Matrices have
+    small random values, so no result overflows.
     """
 
     def __init__(self, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:

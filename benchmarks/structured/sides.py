@@ -121,8 +121,8 @@ class OurRows:
 
 
 class Following(Ours):
-    """mmengine as on a CPU (runtime/sampling/lazy_masks.py). Computes no masks, and checks only whether the
-    sampled token is allowed.
+    """mmengine's method for CPUs (runtime/sampling/lazy_masks.py), which computes no masks and only checks
+    the sampled token.
     """
 
     name = "mmengine, following"
@@ -149,8 +149,8 @@ class FollowingRows:
 
 
 class BareLLGuidance:
-    """llguidance without its executor, which is slower on a single core. `gated`: compile the normalized
-    schema instead of the user's schema.
+    """llguidance without its executor, because the executor is slower on a single core. `gated`: compile the
+    normalized schema instead of the user's schema.
     """
 
     def __init__(self, vocabulary: Vocabulary, gated: bool):

@@ -32,8 +32,8 @@ class Command(TyperCommand):
             vars(each).update(values)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option with a known replacement, and if `run`
-        gets two arguments.
+        """Parse the options. Raises ConfigError for two arguments to `mmengine run`, and for an unknown
+        option if `_meant` has advice.
         """
         given = list(args)
         try:

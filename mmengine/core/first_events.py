@@ -46,7 +46,8 @@ def started_of(
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     """Return the constants for applying the events of a log.
 
-    `host`: as in `started_of`. If `compat` is "vllm" without a version, `host` determines the version.
+    `host`: as in `started_of`. If the setting `compat` is "vllm" without a version, `host` selects the
+    version.
     """
     if not host:
         return scheduler_of(config).constants(config.lookahead_tokens)
@@ -57,7 +58,7 @@ def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     overlaps = config.max_in_flight > 1
     return replace(
         constants,
-        # vLLM's media identifiers already cover everything that affects an encoder output.
+        # No salt is needed, because vLLM's media identifiers cover everything that affects an encoder output.
         salts_media=False,
         is_asynchronous=overlaps,
         fills_with_results=overlaps or (config.num_draft_tokens > 0 and compat != "vllm-0.32"),

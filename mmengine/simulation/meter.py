@@ -121,8 +121,8 @@ class Meter:
         line.tokens.append(num_tokens)
 
     def ttft(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times from arrival to the first token. `among`: a bool mask for requests in arrival
-        order; None: all.
+        """Return percentiles for the time from arrival to the first token. `among`: a bool mask for requests
+        in arrival order; None: all.
         """
         return Spread.of((self.first_ns - self.arrived_ns)[_counting(self.first_ns, among)])
 
@@ -131,8 +131,8 @@ class Meter:
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times between a request's tokens. If a step yields several tokens, the step's time is
-        divided among these tokens. `among`: as in `ttft`.
+        """Return percentiles for the time between successive tokens. If a step yields several tokens, the
+        step's time is divided among these tokens. `among`: as in `ttft`.
         """
         if not self._gaps:
             return Spread()
@@ -140,8 +140,8 @@ class Meter:
         return Spread.of(gaps if among is None else gaps[among[np.concatenate(self._gap_owners)]])
 
     def end_to_end(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times from arrival to the end of the requests that ended by stop or length. `among`: as
-        in `ttft`.
+        """Return percentiles for the time from arrival to the end, for requests that ended by stop or length.
+        `among`: as in `ttft`.
         """
         return Spread.of((self.end_ns - self.arrived_ns)[_counting(self.end_ns, among)])
 

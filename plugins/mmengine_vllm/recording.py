@@ -221,7 +221,7 @@ class Recording:
     # Methods of the watching thread
 
     def _watch(self) -> None:
-        """Write old entries, dump the ring after a signal, and report stalls."""
+        """Every FLUSH_S seconds, write waiting entries, dump the ring after a signal, and report stalls."""
         while not self._is_over:
             self._wakes.wait(FLUSH_S)
             self._wakes.clear()

@@ -5,7 +5,7 @@ from array import array
 from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import Result, Step
 
-PART = 32  # how many names a comparison covers
+PART = 32  # number of names in a chunk; chunks are compared as a whole
 MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
 
 

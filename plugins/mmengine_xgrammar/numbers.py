@@ -1,8 +1,8 @@
 """Writes number ranges and multiples as EBNF: an automaton over digits, with a rule per state.
 
 A state has a position, a remainder modulo the multiple, and two flags. The position is the number of
-remaining integer digits, or of written decimal places. The flags say whether the digits so far equal the
-lower and the upper bound's digits.
+remaining integer digits, or the number of decimal places so far. The flags say whether the digits so far
+equal the lower and the upper bound's digits.
 """
 
 from collections.abc import Callable

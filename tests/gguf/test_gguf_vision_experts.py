@@ -1,5 +1,5 @@
-"""Tests that a Qwen3-VL mixture of experts answers the same from GGUF files (qwen3vlmoe) as from its
-folder.
+"""Tests that a Qwen3-VL mixture-of-experts model gives the same answers from GGUF files (qwen3vlmoe) as from
+a checkpoint folder.
 """
 
 import json

@@ -64,8 +64,8 @@ def busy_run(
     recorded figures.
 
     The run has media, tenants, priorities, cancels, failed steps, grammars, a prefix cache reset and
-    preemptions. `mixed`: also several samples of the same prompt, requests that arrive with output tokens,
-    and grammars that take several steps to compile.
+    preemptions. With `mixed`, the run also has several samples for the same prompt, requests that arrive with
+    output tokens, and grammars that take several steps to compile.
     """
     rng = random.Random(seed)
     values = {

@@ -1,8 +1,8 @@
 """Tests stop strings in answers with a response format.
 
-An answer ends with `stop` only if its value is complete before the stop string. Otherwise the answer ends
-with `length`, or is completed if on_truncation is "close". Batches, drafts and interruptions change no
-answer.
+An answer has the finish reason `stop` only if its value is complete before the stop string. Otherwise the
+finish reason is `length`. If on_truncation is "close", the engine completes the answer instead. Batches,
+drafts and interruptions change no answer.
 """
 
 import itertools
@@ -130,7 +130,9 @@ def test_other_forms_and_reasoning():
 
 
 def test_the_first_tokens_hold_no_stop_string():
-    """A stop string within the first `min_tokens` does not count; the next token ends the answer."""
+    """A stop string within the first `min_tokens` tokens is ignored. The stop string in the next token ends
+    the answer.
+    """
     says = {"max_tokens": 12, "temperature": 0.0}
     with Engine() as engine:
         whole = engine.generate(["Say a word."], **says)[0]

@@ -40,7 +40,7 @@ LIMITED = [
     ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"k":' + FULL),
     ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}, '{"x1":' + FULL),
 ]
-# (schema, text); the text is allowed: its digits exceed MOST, but not in a number that `max_digits` limits.
+# (schema, text). The text has more than MOST digits in a row, but `max_digits` does not limit these digits.
 UNLIMITED: list[tuple[Any, str]] = [
     ({"type": "string"}, '"' + "7" * 100 + '"'),
     ({"type": "string", "pattern": "^[0-9]{60}$"}, '"' + "7" * 60 + '"'),

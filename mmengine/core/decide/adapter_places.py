@@ -23,7 +23,8 @@ class AdapterPlaces:
     """The places for adapters in one step.
 
     The caller calls `has_place` for the waiting requests in queue order. Requests that the step has already
-    passed over also get a reserved place. `may_start`: see `Admission.admit_next`.
+    passed over also get a reserved place. `may_start` selects the candidates among the waiting requests;
+    None: all.
     """
 
     def __init__(self, view: View, may_start: Callable[[RequestView], bool] | None = None):
@@ -47,7 +48,7 @@ class AdapterPlaces:
         if self._pool.is_held(adapter.digest):
             return not self._comes_late(req_state) or adapter.digest != self.leaving
         free = self._view.config.max_loras - self._pool.num_held - len(self._promised)
-        # The sum is slow if thousands of adapters wait.
+        # Check `free` first, because the sum is slow if thousands of adapters wait.
         if free > 0 and self._pool.room_for(adapter, sum(self._promised.values())) is not None:
             return True
         self.pass_over(req_state)

@@ -19,8 +19,8 @@ class AdapterPool:
 
     `cache`: the loaded adapters, by digest. `of_row`: row -> its adapter's digest. A row stays in `of_row`
     while a step computes the row, even if its request has left. `known`: name -> the adapter for new requests
-    with this name. `nameless`: digest -> an adapter without a name that live requests still use. The state's
-    digest omits `nameless`, because no decision reads `nameless`. Only `evolve` changes the pool.
+    with this name. `nameless`: digest -> an adapter that live requests still use, but that is not in `known`.
+    The state's digest omits `nameless`, because no decision reads `nameless`. Only `evolve` changes the pool.
     """
 
     def __init__(self, capacity: int):
@@ -44,13 +44,13 @@ class AdapterPool:
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
         """Return the digests of adapters to unload so that `adapter` fits, or None if unloading all unused
-        adapters frees too little memory. `promised`: bytes that other adapters need too.
+        adapters frees too little memory. `promised`: bytes that are reserved for other waiting adapters.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)
 
     def take(self, row: int, adapter: Adapter, out: tuple[bytes, ...]) -> None:
-        """Unload the adapters in `out`, load `adapter` if necessary, and record that the row uses it."""
+        """Unload the adapters in `out`, load `adapter` if necessary, and assign `adapter` to the row."""
         for digest in out:
             self.cache.evict(digest)
         if adapter.digest not in self.cache.entries:

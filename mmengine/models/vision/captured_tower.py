@@ -1,10 +1,10 @@
 """The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured in
 a CUDA graph.
 
-A step writes its inputs: pixels, position embeddings, cosines and sines, and where each frame begins. If the
-step has fewer patches than the captured size, the unused patches form an additional frame. No other frame
-attends to this frame. The graph has a fixed number of frames, so the remaining frames are empty. This class
-has not been run on a GPU yet.
+A step writes its inputs: pixels, position embeddings, cosines, sines, and each frame's start. If the step has
+fewer patches than the captured size, the unused patches form an additional frame. No other frame attends to
+this frame. The graph has a fixed number of frames, so the remaining frames are empty. This class has not been
+run on a GPU yet.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:
-    """Implements the plugin protocol's CapturableEncoder. A segment is a frame. `ops`: the tower's
-    kernels.
+    """Implements the protocol CapturableEncoder (mmengine/models/plugin.py). Each segment is a frame. `ops`:
+    the tower's kernels.
     """
 
     def __init__(self, tower: VisionTower, ops: VisionOps, largest: EncoderSize) -> None:

@@ -76,8 +76,8 @@ _LOCAL = ""  # Host name for files.
 
 
 class Fetched(NamedTuple):
-    """The outcome of a fetch. `reason`: a name in REASONS, or "" for success. `host`: the requested host, or
-    "" for a file or an invalid URL.
+    """The outcome of a fetch. `reason`: a name in refusals.REASONS, or "" for success. `host`: the requested
+    host, or "" for a file or an invalid URL.
     """
 
     seconds: float
@@ -107,7 +107,7 @@ class MediaFetcher:
         self._files = LocalFiles(limits.root) if limits.root is not None else None
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
-        self._holders: dict[PromptFetch, None] = {}  # Unreleased prompts' fetches, in order of arrival.
+        self._holders: dict[PromptFetch, None] = {}  # Prompts that are not yet released, oldest first.
         self._hosts: Counter[str] = Counter()  # Number of running fetches per host.
         self._num_threads = self._num_idle = 0
 
@@ -166,7 +166,7 @@ class MediaFetcher:
             del wanted
 
     def _next(self) -> Wanted | None:
-        """Remove the first fetch that may start from the queue. Return None after _IDLE_S without work."""
+        """Remove and return the first queued fetch that may start. Return None after _IDLE_S without work."""
         with self._changed:
             self._num_idle += 1
             try:

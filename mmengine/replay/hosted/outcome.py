@@ -22,8 +22,8 @@ class Outcome:
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
-    `computed`: the number of tokens from prefix cache hits for each admitted request. `evicted`: the keys of
-    encoder outputs, sorted, because vLLM does not always report their order.
+    `computed`: the number of tokens from prefix cache hits for each admitted request. `evicted`: the evicted
+    encoder outputs' keys. These are sorted, because vLLM does not always report their order.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -51,8 +51,8 @@ _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "ta
 
 
 def first_difference(logged: Outcome, derived: Outcome, *, is_fcfs: bool) -> Difference | None:
-    """Return the first field that differs, or None. Lists are returned from their first difference on, and
-    dicts without equal items.
+    """Return the first field that differs, or None. The result's lists begin at the first different item, and
+    its dicts omit equal items.
 
     `is_fcfs`: whether the scheduling policy is fcfs. The order of preempted requests is compared only under
     fcfs, because the host does not report their order under other policies.
@@ -87,7 +87,7 @@ class RecordedRows:
         self._last: list[int] = []
 
     def outcome(self, events: Iterable[ev.Event]) -> Outcome:
-        """Return the outcome of the call with these events, and store its rows for the next call."""
+        """Return the outcome of the call with these events, and store the call's rows for the next call."""
         found, rows = Outcome(), list[int]()
         for event in events:
             match event:

@@ -1,5 +1,5 @@
-"""The interface of probes, and the probe for a kind of failure. A probe decides whether a log fails while the
-log is minimized.
+"""The interface of probes, and the probe for a kind of failure. While a log is minimized, a probe decides
+whether a smaller log still fails.
 """
 
 from pathlib import Path

@@ -25,9 +25,10 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Default number of drafts per row: without a draft head, and with a head that continues a grammar's drafts.
+# Default numbers of drafts per row. DRAFT_TOKENS: without a draft head. HYBRID_TOKENS: with a draft head that
+# continues a grammar's drafts.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-# Entry points in this group return the folder with the embedded checkpoint's draft head.
+# Entry points in this group return the folder with the draft head for mmengine's default checkpoint.
 HEADS = "mmengine.draft_heads"
 HEAD, MTP, GRAMMAR, AUTO = "eagle3", "mtp", "grammar", "auto"
 HEADS_BY_NAME = (HEAD, MTP)

@@ -8,8 +8,8 @@ from mmengine.errors import MMEngineError, in_one_line
 class Job(msgspec.Struct, frozen=True):
     """Tells each rank except rank 0 which model to load, and how to connect to the other ranks.
 
-    `store`: the file through which the ranks connect. `timeout_s`: a rank that misses an exchange for this
-    time counts as gone. `num_threads`: the setting num_threads.
+    `store`: the file through which the ranks connect. `timeout_s`: if an exchange waits longer than this for
+    a rank, the rank counts as gone. `num_threads`: the setting num_threads.
     """
 
     rank: int

@@ -12,13 +12,13 @@ from mmengine.runtime.sampling.runs import Runs
 
 
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """The s positions at which rows sample in a step. If `in_runs`, rows have drafts and may have several
-    positions.
+    """The s positions at which rows sample in a step. `in_runs`: whether rows have drafts, so that a row may
+    have several positions.
 
     `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index of the sampled
     token in the row's output, from 0. `wanted`: the option flags (column "options") of all rows, joined by
     bitwise or. `drafted`: the drafts that precede each position, if rows have penalties. `follows` (int32
-    [s]): the draft after each position, if rows have history rules.
+    [s]): the draft after each position, if a row has the option flag HISTORY.
     """
 
     rows: np.ndarray
@@ -33,8 +33,8 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return the positions of `rows` [s]. `num_known` [s]: how many tokens each row has before it
-        samples.
+        """Return the sampling positions. `rows` [s]: each position's row. `num_known` [s]: how many tokens
+        each row has before it samples.
         """
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))

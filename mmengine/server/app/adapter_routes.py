@@ -1,6 +1,6 @@
 """Routes that load and unload LoRA adapters, with the same paths as in vLLM.
 
-The routes require an admin key, and read only folders below --lora-root.
+The routes require an admin key, and refuse folders outside --lora-root.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Maps error codes to HTTP statuses and to clients' error codes. The Messages API uses Anthropic's statuses
-instead.
+"""Maps mmengine's error codes to HTTP statuses and to the error codes in responses. The Messages API uses
+Anthropic's statuses instead.
 """
 
 from typing import Literal, NamedTuple
@@ -80,8 +80,8 @@ HTTP_ERRORS = {
 }
 # Codes of errors in settings, models and logs. Clients see the code engine_failed instead.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
-# Codes of errors in images, video and audio. In all APIs, these errors contain the field's path in the
-# messages.
+# Codes of errors in images, video and audio. In all APIs, the path in such an error may begin with
+# `messages`.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))
 TYPES = {
     401: "authentication_error",

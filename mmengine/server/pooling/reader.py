@@ -222,8 +222,8 @@ class PooledReader:
         return model, mine
 
     def _pairs(self, queries: list[FieldPath], documents: list[FieldPath]) -> Places:
-        """Return each job's input path for a ScoreCall. An embedding model has a job per query and per
-        document; a reranker has a job per pair.
+        """Return the body field from which each job in a ScoreCall comes. An embedding model has a job per
+        query and per document; a reranker has a job per pair.
         """
         return Places([*queries, *documents] if self._model.task == "embed" else documents)
 

@@ -14,8 +14,8 @@ from mmengine.server.storage.database import Database
 
 SWEEP_S = 30.0  # Seconds between two searches for expired answers.
 _SWEPT_AT_ONCE = 256  # Maximum number of expired answers that are deleted in a commit.
-# Possible numbers of rows in an INSERT statement, largest first. Other threads can run between the short
-# statements.
+# Possible numbers of rows in an INSERT statement, largest first. The statements are short, so that other
+# threads can run between two statements.
 _ROWS_AT_ONCE = (64, 16, 4, 1)
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
@@ -254,7 +254,9 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add new rows' bytes to the total. A trigger would double the time for inserting a row."""
+    """Add new rows' bytes to the total. There is no trigger for this, because a trigger would double an
+    insert's time.
+    """
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

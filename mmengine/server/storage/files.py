@@ -256,8 +256,8 @@ class FileTooLarge(InvalidRequest):
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the stored files in creation order. Deletes rows whose files are not in `there`, the folder's
-    names.
+    """Return the stored files in creation order. Deletes rows without a file. `there`: names in the files'
+    folder.
     """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
     found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]

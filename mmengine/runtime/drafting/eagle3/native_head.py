@@ -21,8 +21,9 @@ from mmengine.runtime.drafting.head.chain_rows import ChainRows
 from mmengine.runtime.drafting.head.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
-# Embeddings up to this size are copied for the kernels, and a single call drafts a whole chain. With a larger
-# embedding, Python calls the kernels for each pass. These calls take little time compared with the passes.
+# An embedding matrix up to this size is copied for the kernels, and a single call drafts a whole chain. With
+# a larger matrix, Python calls the kernels for each pass. These calls take little time compared with the
+# passes.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 

@@ -84,7 +84,7 @@ def lark_of(text: str, max_digits: int = 0) -> str | None:
         try:
             return _grammar(schema, options, definitions, max_digits)
         except SchemaRefused:
-            pass  # Try again without the digit limit, which needs less Lark.
+            pass  # Try again without the digit limit, because the grammar is then shorter.
     return _grammar(schema, options, definitions, 0)
 
 
