@@ -3,9 +3,9 @@ groups).
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window. A
 request frees a block of such a group when no later query can see the block's keys. If all layers have a
-window, there is only a single group, and its window is the longest window.
+window, they form a single group with the longest window.
 
-A log of vLLM has the groups in vLLM's order, so its first group may have a window.
+A vLLM log is an exception: the groups are in vLLM's order, so the first group may have a window.
 """
 
 from collections.abc import Sequence
@@ -60,9 +60,7 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
 
 
 def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
-    """Return the groups' indices in the order of a log's columns: the first group without a window, then the
-    other groups.
-    """
+    """Return the groups' indices in a log's order: the first group without a window, then all others."""
     first = next((number for number, group in enumerate(groups) if not group.window), 0)
     return tuple(sorted(range(len(groups)), key=lambda number: number != first))
 

@@ -64,7 +64,7 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    resumed: ResumeState | None = None  # the state to continue from; call `core.recover` first
+    resumed: ResumeState | None = None  # the state to continue from; call `core.recover` before `core.step`
     kv_bytes: int = 0  # size of the KV pool
     free_bytes: int = 0  # device memory left after weights and KV pool
     num_threads: int = 1  # torch's thread count in this process
@@ -103,7 +103,7 @@ def build(
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue
     the log in the folder `log`. The caller must then call the core's `recover`. `compile_grammar`: a
     replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether `max_loras` 0 means
-    MAX_LORAS in a new engine. Raises ModelError, ConfigError, LogError.
+    MAX_LORAS, unless the engine continues a log. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
@@ -318,7 +318,8 @@ def _placement(device: str, dtype: str, attention: str, folder: Path, config: En
 
     The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint, "auto" means the
     device's fastest dtype. For a GGUF file, "auto" means float32 if the device can multiply float32 by
-    quantised weights. This exception requires the default `quantize`, `activations` and `tensor_parallel`.
+    quantised weights. The exception for GGUF files requires the default `quantize`, `activations` and
+    `tensor_parallel`.
     """
     opened = open_device(device)
     if dtype == "auto":

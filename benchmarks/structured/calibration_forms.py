@@ -57,7 +57,7 @@ class Task:
 
 
 def scenes(count: int, seed: int, blur: float = 0.0) -> Iterator[Task]:
-    """Yield scenes that are not in the training data, blurred by a Gaussian with `blur` pixels."""
+    """Yield scenes that are not in the training data. `blur`: radius in pixels for a Gaussian blur."""
     rng = random.Random(seed)
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
     for _ in range(count):

@@ -40,8 +40,8 @@ class Vocabulary(Protocol):
     def __len__(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the text's canonical tokens. llguidance encodes every text that a grammar forces. A cache
-        keeps the encoding time out of the measurements.
+        """Return the text's canonical tokens. llguidance calls this method for every text that a grammar
+        forces. Tekken and Gguf cache the tokens, so the measurements exclude most encoding time.
         """
 
 
@@ -99,7 +99,7 @@ class Tekken:
 
 
 class Gguf:
-    """The vocabulary of a .gguf file. Ids without a token are special ids too."""
+    """The vocabulary of a .gguf file. `special_ids` also has the ids without a token."""
 
     def __init__(self, path: Path):
         model = GGUFModel(path)

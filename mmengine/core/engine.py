@@ -9,7 +9,8 @@ events. The log gets all events of a step before the executor gets the step's ba
 tokens.
 
 With max_in_flight 2, the loop decides the next step while a step runs. If a decision depends on the running
-step's result, the loop waits (core/state/overlap.py). In the log, DISPATCHED then ends a step's decisions.
+step's result, the loop waits (core/state/overlap.py). With max_in_flight 2, DISPATCHED ends a step's
+decisions in the log.
 """
 
 import time
@@ -280,7 +281,7 @@ class EngineCore:
             self._process_arrivals()
             if self._decide() or not self._dispatched:
                 return
-            self._collect_first = True  # if the wait is interrupted, the next call collects first
+            self._collect_first = True  # if the wait is interrupted, the next call collects before deciding
             self._waited_for = self._scheduler.why_it_waits(self.view)
         if self._scheduler.ends_leavers_first:
             self._end_leavers()

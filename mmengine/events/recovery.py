@@ -57,7 +57,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Recovery:
-    """The bytes that a reader skipped or a writer cut off, as `cuts`.
+    """The result when a log is read or repaired. `cuts`: the bytes that a reader skipped or a writer cut off.
 
     `torn`: the cut that is a torn tail, or None. `next_sequence`: the next record's number. `is_closed`:
     whether the log ends with a footer. `tail`: `repair_tail`'s walk over the last segment, or None.

@@ -57,7 +57,7 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
     if SINGLE_FILE not in listed and INDEX_FILE not in listed and has_gguf(hub):
         return fetch_gguf(hub, name, check_room)
     small = _small_files(name, listed)
-    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # The same choice as in `weight_files`.
+    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # Same rule as in checkpoint/tensors.py
     check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]

@@ -148,7 +148,8 @@ def check_log_probabilities(answer: Completion, logits: Tensor) -> None:
     assert said is not None and len(said) == len(wanted)
     for place, entries in enumerate(said[1:]):
         assert entries is not None
-        # The logits may lack media tokens, whose log-probability is then -inf.
+        # The reference's logits may lack media tokens. The answer's log-probability for a missing token must
+        # be -inf.
         assert all(score == float("-inf") for token, score in entries if token >= wanted.shape[1])
         ids, scores = zip(*(entry for entry in entries if entry[0] < wanted.shape[1]), strict=True)
         gap = wanted[place, list(ids)] - torch.tensor(scores)

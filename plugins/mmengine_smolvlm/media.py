@@ -1,9 +1,9 @@
 """Prepares media for SmolVLM2: converts an image to equal tiles and a thumbnail of the whole image, and a
 video to frames of a tile's size.
 
-The sizes equal those of transformers' processors. An image is resized to a longest edge, then to multiples of
-a tile's side, and cut into tiles. An image that fits into one tile is not cut. Images are resized with
-Pillow's filter, and videos with torch's filter.
+The sizes equal those of transformers' processors. An image is resized to a given longest edge, then to
+multiples of a tile's side, and cut into tiles. An image that fits into one tile is not cut. Images are
+resized with Pillow's filter, and videos with torch's filter.
 """
 
 import json

@@ -30,7 +30,7 @@ from tests.core.workloads import small_config, small_request
 from tests.events.logs import begin_log
 from tests.log_copies import copied
 
-WHOLE = Resume(wanted=lambda name: False)  # makes a reader read the whole log
+WHOLE = Resume(wanted=lambda name: False)  # with a function `wanted`, a reader reads the whole log
 
 
 class Scoring(SimulatedExecutor):

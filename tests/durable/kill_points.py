@@ -11,7 +11,7 @@ from operator import and_
 RECORDS = "write of writer._write below writer._store"
 EARLY = f"{RECORDS} after 5"
 MOST_OF_A_KIND = 8  # maximum number of kill points per kind of write and side ("before", "after", "in")
-LATE = 0.75  # kill only in this first share of the writes; later, too few calls are unanswered
+LATE = 0.75  # kills happen only in the first 75 % of the writes; later, too few calls are unanswered
 
 
 def chosen(trails, chance):

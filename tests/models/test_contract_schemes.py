@@ -22,8 +22,8 @@ from tests.models.stacked_folder import alone, stacked
 
 
 class Quantised(PluginContract):
-    """The contract for a quantisation scheme. `held`: the expected `weights_held` if the model is loaded in
-    bfloat16.
+    """The contract for a quantisation scheme. `held`: the expected `ModelSpec.weights_held` if the model is
+    loaded in bfloat16.
     """
 
     held = ""
@@ -69,7 +69,7 @@ class WholeNumbers(Quantised):
 
 
 class Int4(WholeNumbers):
-    """compressed-tensors with groups of 32. The matrices' sizes are multiples of this group size."""
+    """The format compressed-tensors with groups of 32 values. The matrices' sizes are multiples of 32."""
 
     held = "int4"
     sizes = {"hidden_size": 64, "intermediate_size": 96}
@@ -100,8 +100,8 @@ class Int8(WholeNumbers):
 
 
 class ExpertsAlone:
-    """For families with separate experts in quantised hub folders, and stacked experts in transformers' float
-    folders.
+    """A mixin for families with experts. Quantised hub folders have a tensor for each expert. transformers'
+    float folders have stacked experts.
     """
 
     def quantise(self, folder):

@@ -28,9 +28,9 @@ LAYERS = {
     "smaller values": LayerAttention(0, window=200, value_dim=24),
 }
 SHAPES = {"grouped": (6, 2, 40), "one head": (3, 1, 64), "wide": (2, 2, 264)}
-# (tokens of the step, tokens after the step): a decode row, chunks, and a chunk in a later block of keys
+# (number of tokens in the step, row's length after the step): decode rows and chunks, some beyond 512 keys
 ROWS = ((1, 700), (1, 65), (150, 720), (7, 1040), (33, 33), (1, 1100))
-LIMIT = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # larger for bfloat16, because torch computes in float32
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 1e-2}  # larger for bfloat16: the reference uses float32
 
 
 @pytest.fixture(scope="module", params=isas())

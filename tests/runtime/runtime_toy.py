@@ -83,7 +83,8 @@ class ToyModel:
 
 
 def positions_of(prompt_token_ids, media):
-    """Return positions int32 [3, n] and delta.
+    """Return positions, int32 [3, n], and delta: the number to add to an answer token's index for its
+    position.
 
     A text token takes one position. A media run takes three positions.
     """

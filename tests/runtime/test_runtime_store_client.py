@@ -158,7 +158,9 @@ def test_a_fetch_reads_for_the_current_request(client_of):
 
 
 class Panic(BaseException):
-    """Simulates a panic in a Rust extension (pyo3): no subclass of Exception."""
+    """Simulates a panic in a Rust extension. Like pyo3's exception, this class does not derive from
+    Exception.
+    """
 
 
 def panicking(keys):

@@ -23,7 +23,7 @@ def test_an_invalid_frame_is_refused_at_once():
 
 
 class Slow(EchoExecutor):
-    """A slow executor: a long question is still running when the caller leaves."""
+    """A slow executor, so that a long question is still running when the caller leaves."""
 
     def collect(self):
         time.sleep(0.01)

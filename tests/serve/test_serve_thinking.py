@@ -1,4 +1,4 @@
-"""A limit on reasoning: at the limit the engine writes the end marker, and the answer follows.
+"""Tests a limit on reasoning. At the limit, the engine writes the end marker, and the answer follows.
 
 The limit also holds in any batch, with drafts, and after an interruption.
 """

@@ -52,8 +52,8 @@ def evaluated(code: CodeType, facts: Facts) -> object:
 
 
 class Stop:
-    """A breakpoint. A condition on the next record stops before each record for which it holds. A condition
-    on the state stops where it becomes true.
+    """A breakpoint. If the condition reads the next record, a search stops before each record for which the
+    condition holds. Otherwise a search stops where the condition becomes true.
     """
 
     kind = "breakpoint"
@@ -82,7 +82,7 @@ class Stop:
 
 
 class Watch(Stop):
-    """A watchpoint, which stops after each record that changes its value."""
+    """A watchpoint. A search stops after each record that changes the watched value."""
 
     kind = "watchpoint"
 

@@ -154,7 +154,7 @@ def _budgets(step: Step) -> dict[str, Budget]:
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
     """Return the time of the log's first record, and the fields of StepReport that describe the outcome.
 
-    If a step fails, the later steps in flight fail too.
+    If a step fails, the later steps in flight fail too, so an earlier step's FAILED may be the outcome.
     """
     began, dispatched = -1, False
     for record in CheckedLog(folder):

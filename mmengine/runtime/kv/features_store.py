@@ -12,7 +12,9 @@ MAX_FEATURE_BYTES = 2**29  # maximum size of the kept features
 
 
 class FetchedFeatures:
-    """Encoder outputs on the host, by encoder key. `width`: number of values in an embedding, in `dtype`."""
+    """Encoder outputs on the host, by encoder key. `width`: number of values in an embedding. `dtype`: dtype
+    of a value.
+    """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = width, dtype, device
@@ -26,8 +28,8 @@ class FetchedFeatures:
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
-        """Return a uint8 buffer for an item's sealed features, or None if the features would exceed the
-        limit.
+        """Return a uint8 buffer for a seal (block_store/sealed.py) and an item's features. Returns None if
+        the features would exceed the limit.
         """
         size = num_embeds * self._width * self._dtype.itemsize
         with self._lock:
@@ -36,8 +38,8 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Store features (a verified, sealed value) until all requests that need them have called
-        `forget`.
+        """Store features until `forget` was called for all requests that need them. `value`: a verified value
+        from the block store, which begins with a seal.
         """
         with self._lock:
             if key not in self._came:

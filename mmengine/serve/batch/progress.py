@@ -1,4 +1,4 @@
-"""Tracks a batch's progress: a restarted batch skips requests that the answer file answers.
+"""Tracks a batch's progress: a restarted batch skips requests that already have a line in the answer file.
 
 An answer line names its request by the `custom_id`. If the custom_id is null or not unique, the field `line`
 gives the request's line number. An incomplete last line is removed. `batch.json` in the log's folder

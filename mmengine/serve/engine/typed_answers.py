@@ -160,7 +160,7 @@ class TypedAnswers(ABC):
     ) -> Generator[ChatChunk, None, ChatAnswer]:
         """Yield the answer's chunks.
 
-        With `stream`, other callers may not step the engine between two chunks.
+        With `stream`, other callers must not step the engine between two chunks.
         """
         self.check_batchable()
         options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
@@ -192,10 +192,10 @@ class TypedAnswers(ABC):
 
         `schema` is a JSON schema as a dict, or a Python type. For a type such as a dataclass, an instance is
         returned. The package structured_output.types lists the supported types. `reasoning` says whether the
-        model reasons first; with None, the prompt decides. `options` are `generate`'s. Raises `generate`'s
-        errors, and RequestFailed if the answer was truncated. `on_truncation="close"` completes the value
-        within the token budget instead. With `confidence`, returns a ConfidentValue: the value and each
-        field's confidence by JSON pointer.
+        model reasons before the value; with None, the prompt decides. `options` are `generate`'s. Raises
+        `generate`'s errors, and RequestFailed if the answer was truncated. `on_truncation="close"` completes
+        the value within the token budget instead. With `confidence`, returns a ConfidentValue: the value and
+        each field's confidence by JSON pointer.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form

@@ -27,9 +27,9 @@ class Field(NamedTuple):
     """How the server treats a body field.
 
     `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: values without
-    an effect, accepted even in a refused field. A lenient server ignores an optional field; a strict server
-    refuses it. `inner`: the names that the field's object may contain; empty if msgspec refuses unknown names
-    or the type is not a struct.
+    an effect, accepted even in a refused field. If `how` is "optional", a lenient server ignores the field,
+    and a strict server refuses the field. `inner`: the names that the field's object may contain; empty if
+    msgspec refuses unknown names or the type is not a struct.
     """
 
     name: str

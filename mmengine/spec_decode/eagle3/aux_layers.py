@@ -1,7 +1,7 @@
 """Finds the auxiliary layers: the target model's layers whose inputs an EAGLE-3 draft head reads. Published
 files number auxiliary layers in two ways. In this package, auxiliary layer i means L_in(i), the residual
 stream before the target's layer i (0-based). For a target with n layers, L_in(n) is the residual stream
-before the final norm. The following rules apply in order:
+before the final norm. The first matching rule below finds the layers:
 
 * an id i at the top level of config.json (vLLM, speculators) means L_in(i);
 * an id i in `eagle_config` means L_in(i + 1) if the first id is 1 (ModelOpt, AngelSlim and SGLang: "the

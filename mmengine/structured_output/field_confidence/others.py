@@ -77,7 +77,9 @@ def _text_of(value: Scalar) -> bytes:
 
 
 def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
-    """Return whether texts that continue with `rest` and with `value` have different values."""
+    """Return whether two texts with a common prefix have different values. The texts continue with `rest` and
+    `value`.
+    """
     if value.startswith(rest):
         return False
     if not rest.startswith(value):
@@ -86,8 +88,8 @@ def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
 
 
 def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
-    """Return the total probability of the tokens that lead to `other` at the first token where the answer
-    leads to another value.
+    """Return the total probability of the likely tokens that lead to `other`, at the position where the
+    answer's token first rules `other` out.
     """
     value = text[span.start : span.end]
     for step in steps:

@@ -31,7 +31,7 @@ class Stage:
     """A stage of the run, with a fixed mixture of training data."""
 
     steps: int
-    sides: dict[int, float]  # Relative frequency by side in pixels.
+    sides: dict[int, float]  # An image's side in pixels -> relative frequency.
     # Relative frequencies of scenes with 1 to 4 things.
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
     lookup_weight: float = 2.0  # Loss weight for a short answer's tokens. JSON tokens have the weight 1.
@@ -89,8 +89,8 @@ SECOND_STAGE = Stage(
     long_side=128,
 )
 SECOND = Phase(stages=(SECOND_STAGE,), rate=0.6, probe=1.0, schedule=3300)
-# An image of 64 pixels has four visual tokens, too few for the grid's nine cells. From this phase on, the
-# processor scales such images up; clips keep their size.
+# An image of 64 pixels has four visual tokens, too few for the grid's nine cells. From the third phase on,
+# the processor scales such images up; clips keep their size.
 THIRD_SIDES = {64: 0.04, 96: 0.16, 128: 0.18, 160: 0.16, 192: 0.12, 224: 0.16, 256: 0.18}
 THIRD = Phase(
     stages=(replace(SECOND_STAGE, steps=1600, sides=THIRD_SIDES, patches=3000),),

@@ -1,7 +1,8 @@
 """Packs a media item's processor output into rows of bytes, and unpacks the rows.
 
 The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. The rows contain a fixed head, a JSON header, each
-tensor's bytes, and zeros at the end. The item's content hash covers all rows. Imports no torch.
+tensor's bytes, and zeros at the end. The item's content hash covers all rows. This module does not import
+torch.
 """
 
 import math
