@@ -1,4 +1,4 @@
-"""Parts of the GPU check: describe the device, and test correctness.
+"""Parts of the GPU check that describe the device and test correctness.
 
 Each part runs in its own process. speed_parts.py and transformers_parts.py measure speed. No part has run on
 a GPU yet.

@@ -73,7 +73,7 @@ class LogReader:
                 yield from records
 
     def _leave_out(self, path: Path, error: CorruptLog) -> None:
-        """Skip a segment that cannot be unpacked, in the mode salvage. In other modes, raise the error."""
+        """In the mode salvage, skip a segment that cannot be unpacked. In other modes, raise the error."""
         if self.recovery.mode != "salvage":
             raise error
         size, first = path.stat().st_size, self.recovery.next_sequence

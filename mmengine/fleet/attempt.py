@@ -41,7 +41,7 @@ class Carrier(Protocol):
 
 
 class RoutingLimits(NamedTuple):
-    """Time limits of routing, in seconds, and the limit on deaths.
+    """Time limits of routing, in seconds, and a limit on replicas that end during a request.
 
     A replica that is silent for `silence_s` is given up. A request waits at most `patience_s` for a replica
     that accepts it. If `deaths` replicas in a row end before they return a token for the request, the request
@@ -90,7 +90,9 @@ class ReplicaChoice:
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
-        """Record that the key selected `replica`. Every FAILED_CHOICES failures clear `avoided`."""
+        """Record that the key selected `replica`. An avoided replica counts as a failed choice. Every
+        FAILED_CHOICES failed choices clear `avoided`.
+        """
         if replica in self.avoided:
             self._num_failed += 1
             if self._num_failed % FAILED_CHOICES == 0:

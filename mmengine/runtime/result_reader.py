@@ -233,8 +233,8 @@ class Reader:
         """Return `stops`, and a stop for each row whose grammar is complete. If a row has two stops, the
         earlier stop counts.
 
-        Tokens after the end of the grammar are cut. `complete`: row -> number of tokens, for rows that
-        completed their grammar during sampling. Changes `counts` and `errors`.
+        Tokens after the end of the grammar are cut. `complete`: row -> number of the step's tokens up to the
+        grammar's end, for rows that completed their grammar during sampling. Changes `counts` and `errors`.
         """
         stopped = dict(stops)
         repeating = self._take_repeating(heads, stopped)
@@ -290,8 +290,8 @@ class Reader:
                 stops[index] = REPETITION_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` sorted by row. A closer generates the tokens that complete a truncated value. Stops
-        after a closer get the kind CLOSED or REPETITION_CLOSED.
+        """Return `stops` sorted by row. A closer generates the tokens that complete a truncated value. A stop
+        after such tokens gets the kind CLOSED or REPETITION_CLOSED.
         """
         closers = {} if self.matchers is None else self.matchers.closers
         # The option is checked first, because `closers` may still have the closer for the row's previous
@@ -314,8 +314,8 @@ class Reader:
     ) -> dict[int, int]:
         """Advance the grammars for the rows `continuing` (indices into `batch`) by their `sampled_tokens`.
 
-        Returns row -> number of tokens, for each row whose grammar is now complete. Adds failed rows to
-        `errors`.
+        Returns index -> number of tokens up to the grammar's end, for each row whose grammar is now complete.
+        Adds failed rows to `errors`.
         """
         if self.matchers is None or not continuing:
             return {}

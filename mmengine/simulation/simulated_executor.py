@@ -1,4 +1,4 @@
-"""An executor without a model, and its cost model. Its tokens depend on each KV slot that a request reads.
+"""Simulates steps without a model. A sampled token depends on each KV slot that the request reads.
 
 A KV slot contains a number, computed from the token, its position and its media feature. The sum over a
 sequence's slots determines the next token. So errors such as a wrong block table, a block freed too early or
@@ -148,7 +148,7 @@ class SimulatedExecutor:
         """Return the plan with each PENDING token replaced by the row's last sampled token."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # a step with drafts has no PENDING tokens; in this step, -1 means PADDING
+            return plan  # a step with drafts has no PENDING tokens, and -1 is PADDING in its ids
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 
@@ -207,7 +207,7 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """Return the sum of each row's computed tokens, uint64 [n].
+        """Return the sum of the numbers in each row's computed slots, uint64 [n].
 
         If the plan admits a request, all slots are added up again. The request's prefix hits may contain
         blocks that another row fills in the same step, and sums for these blocks are not stored yet.

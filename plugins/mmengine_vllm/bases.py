@@ -12,7 +12,7 @@ Written = list[tuple[ev.Event, int, int]]  # events, each with its step and its 
 
 
 class EncodedItems:
-    """Adapts events to a log that does not know all entries of the encoder cache.
+    """Adapts events to a log that began when the encoder cache already had entries.
 
     `encoded`: the cache's keys when the log began. `beginning`: the log's first events, which may lack some
     keys.

@@ -1,4 +1,4 @@
-"""Checks architectures without a test factory. Text models generate tokens, with small sizes. Models with
+"""Checks architectures without a test factory. Text models with small sizes generate tokens. Models with
 media are checked without weights, because running them requires a processor.
 """
 

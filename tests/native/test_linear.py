@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from mmengine.native.linear import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k are near multiples of the kernel's block sizes: 32, 16 and 192 (for k). ROWS are near block sizes
-# for m.
+# Most sizes are near multiples of the kernel's block sizes: 16 and 32 for n, 32 and 192 for k. ROWS are near
+# block sizes for m.
 SHAPES = (
     (1, 1),
     (7, 5),

@@ -210,7 +210,7 @@ def test_a_failed_capture_is_reported_once_and_steps_are_launched(capturable, mo
 
 
 def test_a_nan_row_does_not_spoil_the_dummy_block(capturable):
-    """A padding row in the NaN row's bucket reads the dummy block."""
+    """The NaN row shares its bucket with a padding row, which reads the dummy block."""
     driver = make(Repeater())
     requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]
     for request, media in requests:

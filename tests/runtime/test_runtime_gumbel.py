@@ -1,4 +1,4 @@
-"""Tests of the keyed noise: the generator's known results, independence of the batch, and the
+"""Tests of the Gumbel noise: the generator's known results, independence of the batch, and the
 distribution.
 """
 

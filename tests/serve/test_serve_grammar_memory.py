@@ -1,4 +1,4 @@
-"""Tests that response formats are checked outside the event loop, and that grammar sources have limited
+"""Tests that response formats are checked outside the event loop, and that grammar sources use limited
 memory.
 """
 

@@ -10,8 +10,8 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Replaces the step times that `executor` reports. Every `turn` steps, a draft's cost alternates between
-    nothing and the time for a whole step.
+    """Replaces the step times that `executor` reports. Every `turn` steps, a draft's cost changes from zero
+    to the time for a whole step, or back.
     """
 
     def __init__(self, executor, turn=25):
@@ -33,7 +33,9 @@ class Clock:
 
 
 class Granting:
-    """Limits each row to `most_of(step)` drafts per step of `executor`; None: no further limit."""
+    """Limits each row to `most_of(step)` drafts per step of `executor`. If `most_of` returns None, the plan's
+    limit stays.
+    """
 
     def __init__(self, executor, most_of):
         self._dispatch, self._most_of = executor.dispatch, most_of

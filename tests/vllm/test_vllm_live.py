@@ -1,4 +1,4 @@
-"""Tests the recorder in a running vLLM with the embedded checkpoint. `make vllm` runs these tests."""
+"""Tests the recorder in a running vLLM with the included checkpoint. `make vllm` runs these tests."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm.version")  # the name `vllm` alone would match the folder tests/vllm
+pytest.importorskip("vllm.version")  # `vllm` alone could also name the folder tests/vllm
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay import verify

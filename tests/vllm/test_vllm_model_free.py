@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-pytest.importorskip("vllm.version")  # plain `vllm` would import the folder tests/vllm
+pytest.importorskip("vllm.version")  # `vllm` alone could also name the folder tests/vllm
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -23,8 +23,9 @@ def scheduler_of(config: EngineConfig) -> Scheduler:
 
 
 def nearest_compat(host: str) -> tuple[str, bool]:
-    """Return the setting `compat` for the nearest supported vLLM version, and whether `host` has this
-    version. `host`: such as "vllm 0.32.0". Returns "" and False if `host` is not vLLM.
+    """Return the setting `compat` for the supported vLLM version that is nearest to the version in `host`,
+    and whether both versions are equal. `host`: an engine's name and version, such as "vllm 0.32.0". Returns
+    "" and False if `host` is not vLLM.
     """
     found = _VERSION.match(host)
     if found is None:

@@ -1,4 +1,4 @@
-"""Copies an engine's state into a snapshot's body."""
+"""Copies an engine's state into a Body, the content of a snapshot."""
 
 from collections.abc import Callable
 
@@ -122,10 +122,10 @@ def _states_of(state: State) -> States:
 
 
 def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ...]:
-    """Return (row, token ids) for the rows that have tokens.
+    """Return (row, token ids) for the running rows.
 
-    vLLM's asynchronous scheduler may also read tokens outside the running requests, so the whole table is
-    saved for this scheduler.
+    For vLLM's asynchronous scheduler, return all rows with tokens, because this scheduler may also read
+    tokens outside the running requests.
     """
     if not started.host or state.config.max_in_flight == 1:
         return tuple((row, _row_tokens(state, row)) for row in state.running.tolist())

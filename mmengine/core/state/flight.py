@@ -12,8 +12,8 @@ from mmengine.request import Request
 
 class Part(NamedTuple):
     """A step's part in encoding a media item over several steps. `start`, `until`: the finished work before
-    and after the step, in the units of encoder_cache/work.py (a unit is a patch's time without attention).
-    `item`: the item's index in the request's media.
+    and after the step, in the units of encoder_cache/work.py (a unit is the time that a patch takes without
+    attention). `item`: the item's index in the request's media.
     """
 
     request_id: str
@@ -34,7 +34,7 @@ def work_done(part: Part | None, key: bytes) -> int:
 class Flight:
     """A dispatched step, with the values for applying its result or its failure.
 
-    The state's columns describe each row after the last dispatched step.
+    The state's columns describe each row after the last dispatched step, which may be a later step.
     """
 
     step: int
@@ -53,6 +53,6 @@ class Flight:
     part_of: str = ""  # id of the request with a media item that the step encodes in part, or ""
     kept: list[np.ndarray] = field(
         default_factory=list
-    )  # recurrent states that the step keeps, as in `State.step_kept`
+    )  # recurrent states that the step keeps: (row, tokens that the state covers, slot), int32 [n, 3]
     # int32, number of tokens to compute for each of `rows`; set only by vLLM's rules for block groups
     num_scheduled: np.ndarray | None = None

@@ -82,8 +82,8 @@ class FreeList:
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            # The removed entries may be dead. The same blocks' live entries, which follow in the queue, must
-            # then become dead.
+            # If the removed entries are dead, the blocks' live entries follow later in the queue. A new stamp
+            # makes the live entries dead.
             if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:

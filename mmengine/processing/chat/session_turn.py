@@ -37,9 +37,9 @@ def render_turn(
 ) -> RenderedTurn:
     """Render a piece of a user's turn.
 
-    `parts`: the plain content of a user message. `opens`: "first" if the piece begins the session's first
-    turn, "next" if it begins a later turn, "" if it continues a turn. `closes`: whether the answer comes
-    next. Raises InvalidRequest if the template drops the markers.
+    `parts`: the content of a user message, as plain data for the template. `opens`: "first" if the piece
+    begins the session's first turn, "next" if it begins a later turn, "" if it continues a turn. `closes`:
+    whether the answer comes next. Raises InvalidRequest if the template drops the markers.
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
@@ -86,12 +86,12 @@ def in_one_film(
     in_film: bool,
     is_film: bool,
 ) -> list[str | int]:
-    """Return `pieces` with all their videos joined into a single open video. An open video lacks the
-    template's tokens after the video.
+    """Return `pieces` with all their videos joined into a single video, which stays open: the template's
+    tokens after the video are missing.
 
     `before`, `after`: the template's tokens around a video. `in_film`: whether the pieces follow an open
-    video. `is_film`: whether the pieces contain a video, which then continues the open video. If the pieces
-    contain no video, the open video is closed before the pieces.
+    video. `is_film`: whether the pieces contain a video, which continues the open video. Without
+    a video in the pieces, the open video is closed before the pieces.
     """
     if not is_film:
         return [*after, *pieces]

@@ -47,7 +47,7 @@ def open_image(source: str | Path | bytes) -> Image.Image:
 
 
 def frame_of(image: Image.Image) -> ImageFrame:
-    """Return an image file's frame. Damaged EXIF data are ignored, as in `load_rgb`."""
+    """Return an image file's frame. Damaged EXIF data are ignored."""
     orientation = 1
     with suppress(Exception):
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)

@@ -138,7 +138,9 @@ def _running(state: State, row: int) -> dict[str, Any]:
 
 
 def _windows(state: State, row: int) -> dict[str, object]:
-    """Return the row's blocks in each sliding-window group, and each group's first block number."""
+    """Return the blocks that the row holds in each sliding-window group, and the index of each group's first
+    held block.
+    """
     if state.num_groups == 1:
         return {}
     first, last = state.windows.first_held[:, row].tolist(), int(state.num_blocks[row])

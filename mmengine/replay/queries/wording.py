@@ -15,7 +15,9 @@ class Words:
         self.config = started.config
 
     def claim(self, text: str) -> str:
-        """Return `text` with the name of the rules that derive the decisions."""
+        """Return `text`. VllmWords replaces "this build's rules" with the name of the rules for vLLM's
+        version.
+        """
         return text
 
     def reason(self, reason: Reason, step: int) -> str:

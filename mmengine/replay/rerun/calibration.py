@@ -91,7 +91,9 @@ class Calibration:
         return f"{text}; steps of the {slow} half {how}"
 
     def error_of(self, name: str) -> float | None:
-        """Return the largest error of a latency, as a fraction, or None if it was not compared."""
+        """Return the largest error of the latency `name`, as a fraction, or None if this latency was not
+        compared.
+        """
         return max((abs(row.error) for row in self.rows if row.name == name), default=None)
 
 

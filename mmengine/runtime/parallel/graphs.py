@@ -49,7 +49,7 @@ class OtherRankFailed(Exception):
 
 
 class SharedCapture:
-    """A Capture function that captures together with the other ranks."""
+    """Implements Capture (runtime/graphs/capture.py) together with the other ranks."""
 
     def __init__(self, group: StepGroup, agree: Agree) -> None:
         self._group, self._agree = group, agree

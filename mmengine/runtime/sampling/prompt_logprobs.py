@@ -81,8 +81,8 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs for the tokens after the positions `start` to `stop`. `logits`: these positions'
-    logits.
+    """Store the logprobs for the tokens that follow the positions in [start, stop). `logits`: the logits at
+    these positions.
     """
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1

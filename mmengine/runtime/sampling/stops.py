@@ -29,8 +29,8 @@ class StopWatcher(Protocol):
     """Finds stop strings in rows' answers."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """Assign `row` to `request`, which has stop strings. `token_ids`: int32, the prompt and the output
-        tokens from before a preemption.
+        """Assign `row` to `request`, which has stop strings. `token_ids`: int32, the prompt, and after a
+        preemption also the earlier output tokens.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:

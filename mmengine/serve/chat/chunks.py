@@ -45,9 +45,10 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, frozen=True):
     """New text for the choice with this `index`.
 
-    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice.
-    If the request asks for confidences, the last chunk's delta has `field_confidence`. If the request asks
-    for logprobs, `logprobs` covers the tokens since the previous chunk.
+    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` have the same values as
+    in an answer without streaming. If the request asks for confidences, the last chunk's delta has
+    `field_confidence`. If the request asks for logprobs, `logprobs` covers the tokens since the previous
+    chunk.
     """
 
     index: int

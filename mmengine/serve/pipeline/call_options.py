@@ -1,6 +1,6 @@
 """Separates a pipeline call's keywords into generation, processing and chat template options.
 
-The same keywords have the same effect as in transformers' pipeline.
+A keyword of transformers' pipeline has the same effect here as in transformers.
 """
 
 import warnings

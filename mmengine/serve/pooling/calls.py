@@ -75,8 +75,8 @@ class EmbedCall:
     media_options: dict[str, object] | None = None
 
     def jobs(self, options: Options, first: int = 0) -> Jobs:
-        """Return a job for each input. `first`: the index of the first input. Raises InvalidRequest with the
-        input's index in its path.
+        """Return a job for each input. `first`: the index of the first input in error paths. Raises
+        InvalidRequest with an input's index in the error's path.
         """
         jobs = []
         for index, job in enumerate(self.each_job(options), first):

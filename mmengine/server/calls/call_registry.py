@@ -2,8 +2,8 @@
 
 A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
 limited time. A later call with the same key and body gets the whole answer, beginning with the first token. A
-recovered call is a call that the previous process did not finish. The first retry without a key may get a
-recovered call's answer. Calls whose response is stored also continue without a client.
+recovered call is a call that the previous process did not finish. A recovered call without a key may give its
+answer to the first retry with the same body. Calls whose response is stored also continue without a client.
 """
 
 import asyncio

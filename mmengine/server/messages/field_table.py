@@ -40,8 +40,8 @@ MESSAGES = (
 COUNT_TOKENS = (*fields_of(CountBody), *_SHARED)
 FIELDS, COUNT_FIELDS = Fields(MESSAGES), Fields(COUNT_TOKENS)
 
-# Maps each block type to its supported fields and its ignored fields. "custom" means a tool. All other fields
-# are refused.
+# Maps each block type to its supported fields and its ignored fields. The type "custom" is a tool definition.
+# All other fields are refused.
 BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ("cache_control", "citations")),
     "image": (("source", "min_pixels", "max_pixels"), ("cache_control", "transformations")),

@@ -89,7 +89,7 @@ def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Jso
 
 
 def allowed_places(given: str | Json | None) -> tuple[int, ...]:
-    """Return the indices of the allowed tools without OpenAI's built-in tools. If no function and no custom
+    """Return the indices of the allowed tools, except OpenAI's built-in tools. If no function and no custom
     tool is allowed, return all indices.
     """
     tools = given.get("tools") if isinstance(given, dict) else None

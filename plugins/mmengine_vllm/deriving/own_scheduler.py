@@ -108,7 +108,9 @@ class OwnScheduler:
         return bool(self._flying)
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation without row numbers, and record the requests that end."""
+        """Apply an arrival, a cancellation, a ready grammar or a cache reset, and record the requests that
+        end.
+        """
         scheduler = self.scheduler
         match event:
             case ev.Queued():
@@ -129,8 +131,8 @@ class OwnScheduler:
         self._note_ends()
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply a recorded call that no other event describes. Return whether later decisions can still
-        be derived.
+        """Apply the call in a NOTED event, such as a pause. Return whether later decisions can still be
+        derived.
         """
         if event.kind == "pause" and event.detail in PauseState.__members__:
             self.scheduler.set_pause_state(PauseState[event.detail])
