@@ -1,5 +1,5 @@
-"""Compare attention backends with torch's attention. Also compare the embedded checkpoint's tokens: a device
-must give the same tokens as the CPU and transformers.
+"""Compare attention backends with torch's attention. Also check, with the package's small checkpoint, that a
+device gives the same tokens as the CPU and transformers.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.text.request_output import Choice
 
-# Maximum gap between the CPU's two best logprobs at which a device may choose another token.
+# A device may choose another token if the CPU's two best logprobs differ by at most this value.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
 POOL = EngineConfig(num_blocks=4096)  # fixed, because this process creates several engines
 Answer = tuple[list[int], list[float]]  # tokens, and each token's gap between the two best logprobs
@@ -162,7 +162,9 @@ def _largest_gap(name: str, spec: ModelSpec, device: torch.device, dtype: torch.
 
 
 def _ragged(rng: np.random.Generator, longest_query: int, longest: int) -> tuple[AttentionMeta, int]:
-    """Return a random step and its pool's block count. The step has up to nine rows with scattered blocks."""
+    """Return a random step's metadata, and the number of blocks in the KV pool. The step has up to nine rows
+    with scattered blocks.
+    """
     rows = int(rng.integers(1, 10))
     queries = rng.integers(1, longest_query + 1, rows).astype(np.int32)
     kv_lens = (queries + rng.integers(0, longest, rows)).astype(np.int32)

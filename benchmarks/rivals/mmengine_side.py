@@ -60,7 +60,7 @@ class MMEngine:
         return sum(len(output.token_ids) for output in self._engine.step())
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each token of a text, recorded during a request for prompt logprobs."""
+        """Return the logits after each token of a text. A request for prompt logprobs computes them."""
         model = self._engine.built.executor._runner._model
         found, whole = [], model.logits
 

@@ -76,7 +76,8 @@ GROUPS = {
     ),
 }
 TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
-# The targets: mmengine must be as fast as this engine with one row, and MANY_BAR times as fast with 16 rows.
+# The engine to beat, by bits per weight. mmengine must be as fast with a single row, and MANY_BAR times as
+# fast with ROWS rows.
 WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}
 MANY_BAR = 1.5
 Found = dict[str, dict[str, float]]  # Maps an engine to its figures: bits per weight, KLD, bytes, seconds.

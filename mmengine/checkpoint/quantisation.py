@@ -17,7 +17,7 @@ from mmengine.errors import ModelError
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES, **float_codes.STORED_BYTES}
 # Older ModelOpt versions describe the quantisation in this file, not in config.json.
 MODELOPT_FILE = "hf_quant_config.json"
-# Values of compressed-tensors' ActivationOrdering with which the stored columns keep their usual order.
+# With these values of compressed-tensors' ActivationOrdering, the columns are stored in their usual order.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub); fp8 and nvfp4 from compressed-tensors "

@@ -1,8 +1,8 @@
 """Reads the replicas' logs, to find each replica's requests and the tokens that the replica computed.
 
-A process writes its own log. If no process holds the log's lock, the log is complete. If the lock is held,
-the process may still compute the log's open requests. No other replica computes these requests until the
-process has ended them.
+Each replica process writes a separate log. If no process holds the log's lock, the log is complete. If a
+process holds the lock, this process may still compute the log's unfinished requests. No other replica
+computes these requests until the process has ended them.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ SLACK_S = 600.0  # tolerance for clocks that differ, in seconds
 class _LogState(NamedTuple):
     """What a log contained when it was read.
 
-    `looked_at`: monotonic time. `is_known`: whether the log was readable. `answers`: core id -> answer, for
-    open requests and for wanted requests.
+    `looked_at`: monotonic time at which the read began. `is_known`: whether the log was readable. `answers`:
+    core id -> answer, for unfinished requests and for the `wanted` requests in ReplicaLogs.
     """
 
     looked_at: float
@@ -80,7 +80,7 @@ class ReplicaLogs:
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """Return one dict per earlier log, from core id to answer.
+        """For each log that may contain wanted requests, return a dict from core id to answer.
 
         Waits until no live process can still compute one of the requests.
         """

@@ -4,7 +4,7 @@ device.
 FlashInfer, or Triton if FlashInfer is missing, provides the norms and the gate. The rotation is a Triton
 kernel that includes the norms of q and k and the store into KV blocks. torch provides the matmuls. torch also
 replaces a kernel that does not build, or that differs from torch on a small example. With batch invariance,
-all operations are Triton kernels. Not yet run on a GPU.
+all operations are Triton kernels. This module has not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -144,8 +144,8 @@ def choose(
 ) -> TextOps:
     """Return `ops` with the functions from the first maker whose functions run and agree with torch.
 
-    A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes this
-    name with the reasons why earlier makers were not used.
+    A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes the
+    library's name, followed by the reasons why earlier makers were not used.
     """
     reasons: list[str] = []
     for make in makers:

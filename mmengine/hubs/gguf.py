@@ -1,5 +1,5 @@
-"""Picks a GGUF model's files at a hub by llama.cpp's rules, and downloads the files. They are the model's
-file or all its parts, and the projector.
+"""Picks a GGUF model's files at a hub by llama.cpp's rules, and downloads the files. The files are the model,
+which may be split into parts, and the projector.
 """
 
 import re
@@ -30,7 +30,8 @@ def has_gguf(hub: Hub) -> bool:
 
 
 def fetch_gguf(hub: Hub, name: HubName, check_room: CheckRoom) -> Path:
-    """Download the GGUF file that `name.tag` picks, with its parts and its projector, and return its path.
+    """Download the GGUF file that `name.tag` picks, with all parts and the projector. Return the GGUF file's
+    path.
 
     Falls back to the cache if the hub does not answer. `check_room`: raises ModelError if files are too large
     for this machine. Raises ModelError if no file has the tag, or if a part is missing.

@@ -114,7 +114,7 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether the hub has the model, so that only the requested revision is unknown."""
+        """Return whether the hub has the model. If so, only the requested revision is unknown."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
         except Exception:  # The client's errors share no base class.

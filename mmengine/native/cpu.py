@@ -23,8 +23,8 @@ def usable_isas() -> list[str]:
     """Return the supported instruction sets of this CPU, fastest first. MMENGINE_NATIVE_ISA may name the
     fastest set to use.
 
-    Raises NativeKernelsError if the CPU has no supported set, or if MMENGINE_NATIVE_ISA names a set that is
-    unknown or missing.
+    Raises NativeKernelsError if the CPU has no supported set, or if MMENGINE_NATIVE_ISA names an unknown set
+    or a set that the CPU lacks.
     """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]

@@ -96,7 +96,7 @@ def read_scenario(path: Path) -> Workload:
 
 
 def read_requests(path: Path, limit: int | None) -> Workload:
-    """Read a .jsonl file with requests. Without events, all grammars are ready immediately."""
+    """Read a .jsonl file with requests. Such a file has no events, so all grammars are ready immediately."""
     decoder = msgspec.json.Decoder(_Request)
     parsed = [decode(line, decoder, f"{path}, line {number}") for number, line in lines(path, limit)]
     return Workload(

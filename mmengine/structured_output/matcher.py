@@ -30,8 +30,8 @@ class Matcher(Protocol):
     def compute_ff_tokens(self) -> list[int]:
         """Return the tokens that must come next (fast-forward tokens).
 
-        The list has only tokens that later text cannot change. The list may therefore be empty although some
-        bytes are forced.
+        A token is in the list only if no later text can require another tokenization. The list may therefore
+        be empty although some bytes are forced.
         """
 
     def compute_ff_bytes(self) -> bytes:

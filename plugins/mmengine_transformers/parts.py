@@ -49,8 +49,8 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
 def _body_name(name: str, owner: PreTrainedModel) -> str:
     """Return the owner's attribute for the inner model whose output the head reads. Raises ModelError.
 
-    `name`: the architecture, for messages. The attribute is the owner's `base_model_prefix`, or else its only
-    inner model (Llama4ForCausalLM).
+    `name`: the architecture, for messages. The attribute is the owner's `base_model_prefix`, or else the
+    attribute with the only inner model (Llama4ForCausalLM).
     """
     bodies = [each for each, child in owner.named_children() if isinstance(child, PreTrainedModel)]
     if owner.base_model_prefix in bodies:

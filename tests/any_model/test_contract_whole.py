@@ -1,4 +1,4 @@
-"""Runs the whole plugin contract for all hosted architectures.
+"""Runs the whole plugin contract for all architectures in catalogue.py.
 
 Architectures whose processors need torchvision run in a separate process with build/torchvision, because
 transformers looks for torchvision only at import.

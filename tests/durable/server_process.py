@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 STEP_S = 0.005
-# This environment variable names a file with the wall clock's shift in seconds.
+# This environment variable names a file with the number of seconds by which the wall clock is wrong.
 CLOCK = "DURABLE_CLOCK"
 SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # small: each round begins a segment and takes a snapshot
 
@@ -107,7 +107,7 @@ def _echo():
 
 
 class Forked:
-    """A subprocess.Popen for the supervisor that forks this process, with all modules imported."""
+    """Replaces the supervisor's subprocess.Popen. Forks this process, which has imported all modules."""
 
     def __init__(self, command, env, pass_fds, process_group):
         self.returncode = None

@@ -105,8 +105,9 @@ def config_of(layout, forms):
 
 
 def to_float_codes(folder, layout, *forms):
-    """Quantise the text layers' matrices in the folder, with each of `forms` in turn. Returns all tensors
-    with dequantised values.
+    """Quantise the text layers' matrices in the folder. `forms` are used in turn, a form for each matrix.
+
+    Returns all tensors with dequantised values.
     """
     path = folder / "model.safetensors"
     tensors, meant = load_file(path), {}

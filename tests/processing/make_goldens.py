@@ -24,8 +24,8 @@ CHECKPOINT = HERE.parents[1] / "plugins" / "mmengine_shapes" / "checkpoint"
 def load_processor(torchvision_folder: str):
     """Return transformers' processor, and the operator library, which the caller must keep alive.
 
-    Declares two of torchvision's operators before the import. torchvision's CUDA wheel cannot load its own
-    operators into a CPU build of torch.
+    Declares two of torchvision's operators before the import, because torchvision's CUDA wheel cannot load
+    them into a CPU build of torch.
     """
     sys.path.insert(0, torchvision_folder)
     library = torch.library.Library("torchvision", "DEF")

@@ -1,5 +1,5 @@
-"""Adds random multi-token-prediction heads to tiny hybrid checkpoints. A head predicts some of its model's
-tokens.
+"""Adds random multi-token-prediction heads to tiny hybrid checkpoints. Such a head predicts some tokens
+correctly.
 
 The layers of the model and of the head add only small vectors to a token's embedding. Therefore, model and
 head often predict the same next token.

@@ -9,7 +9,9 @@ from mmengine.events import vocabulary as ev
 
 
 class StepDrafts(NamedTuple):
-    """A step's m rows that had drafts. The arrays have the shape [m], and dtype int32 unless noted."""
+    """The m rows that had drafts in a step. The arrays have the shape [m], and dtype int32 unless a comment
+    says otherwise.
+    """
 
     places: np.ndarray  # intp, the rows' indices among the rows that sampled
     drafters: np.ndarray  # number of the drafter of each row
@@ -51,7 +53,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """Return `counts` by drafter number, with a step's drafts added."""
+    """Return `counts` (drafter number -> counts) with a step's drafts added."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

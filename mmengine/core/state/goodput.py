@@ -10,8 +10,8 @@ drafters read prompts is included (prompt_cost.py). Within a level, a row drafts
 to be accepted. The estimated probability for draft j is p^j, with p per row and drafter.
 
 A trial turns drafts on, to measure whether drafts save time compared with the preceding steps. A trial that
-loses too much time ends at once. The larger the loss, the longer the wait before the next trial
-(draft_trials.py). A loss also counts for larger batches, and a gain for smaller batches.
+loses too much time ends immediately. The larger the loss, the longer the wait before the next trial
+(draft_trials.py). A loss is also assumed for larger batches, and a gain for smaller batches.
 
 A level change costs time, because a new drafter must first read the tokens so far. The level is therefore
 reviewed only when requests arrive, and every few steps. A shrinking batch keeps its level.
@@ -32,7 +32,7 @@ AT_FIRST = 3  # number of steps between reviews while the goodput of drafts is u
 # Length in steps of a rest, a pause in drafting. The first step still verifies earlier drafts.
 REST = 8
 RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gain clearly, else OFTEN
-CLEARLY = ONE + ONE // 4  # relative goodput from which on no other level is tried
+CLEARLY = ONE + ONE // 4  # relative goodput that is a clear gain; then no unmeasured level is tried
 LONGEST = 512  # maximum number of steps between reviews
 IN_VAIN = 8  # a trial ends if no row gets drafts in its first IN_VAIN steps
 # A trial must be better than no drafts by 1/MORE. A new level must be better than the current level by
@@ -151,7 +151,9 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much time. The loss counts for the bucket before the batch shrank."""
+        """End a trial that lost too much time. If the batch has shrunk, the loss counts for the bucket that
+        the batch had before.
+        """
         if self.bucket == self.full_bucket:
             self.acceptance.count()
             self.costs.add_failure(self.bucket, self.level)
@@ -232,8 +234,9 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """Return the level with the best goodput, or a level without measurements. Drafts must be better than
-        no drafts, by at least 1/MORE until a trial has proved a gain.
+        """Return the level with the best goodput, or a level without measurements. A level with drafts must
+        have better goodput than no drafts. Until a trial has proved a gain, the goodput must be better by
+        1/MORE.
         """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):

@@ -136,8 +136,8 @@ class WindowTables:
     def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
         """Clear the table entries whose blocks no later query reads. Return these blocks, int32.
 
-        `num_computed`: each row's number of computed tokens, without steps in flight. A block that several
-        rows share is returned several times.
+        `num_computed`: each row's number of computed tokens, without the tokens that steps in flight compute.
+        A block that several rows share is returned several times.
         """
         ripe = num_computed >= self.release_at[rows]
         if not ripe.any():

@@ -68,8 +68,8 @@ class DecoderConfig:
     qk_norm: bool = False  # Whether each head in q and k is normed before rotation.
     tied: bool = False  # Whether the LM head uses the embedding's matrix.
     rotary_dim: int = 0  # Number of rotated values at the start of a head; 0: all.
-    # Whether q_proj also computes a gate for each head, which follows the head's q. The gate's sigmoid scales
-    # the head's output.
+    # Whether q_proj also computes a gate for each head. In q_proj's output, the gate follows the head's q.
+    # The gate's sigmoid scales the head's output.
     gated: bool = False
     norm_offset: bool = False  # Whether norms add 1 to their weights.
     delta: DeltaConfig | None = None

@@ -134,8 +134,8 @@ def load_video(
 def sample_clip(
     clip: Clip, indices: np.ndarray | None, options: VideoOptions, rules: SamplingRules, where: str
 ) -> Sample:
-    """Choose the frames to take from a clip. `indices`: for frames that are sampled already, their indices in
-    the original video. Raises InvalidMedia.
+    """Choose the frames to take from a clip. `indices`: if the clip's frames are already sampled, their
+    indices in the original video. Raises InvalidMedia.
     """
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
@@ -163,7 +163,7 @@ def _take(
 ) -> DecodedMedia:
     """Return the patches of a clip's sampled frames."""
     wanted, times, patches = sample.wanted, sample.indices / sample.fps, rules.patches
-    # If the frames were sampled before, their number does not give the duration.
+    # If the caller sampled the frames, the number of frames does not give the video's duration.
     duration = float(times[-1]) if sample.is_whole else clip.num_frames / sample.fps
     height, width = rules.frame_size(len(wanted), clip.size, options, where)
     if len(wanted) * height * width > 2 * MAX_RESIZED_PIXELS:

@@ -1,8 +1,8 @@
 """Paged attention in torch for layers with special features (see LayerAttention): a window, chunks, soft
 caps, sinks, a scale, or runs of tokens with bidirectional attention.
 
-Each step groups the rows by length, as torch_paged.py does, for each combination of window, chunk and runs.
-Only blocks with a visible key are read.
+For each combination of window, chunk and runs, a step groups the rows by length, as torch_paged.py does. Only
+blocks with a visible key are read.
 """
 
 from collections.abc import Sequence
@@ -129,8 +129,8 @@ class MaskedPagedAttention(TorchPagedAttention):
         return Group(token_places(starts[rows], self._device), len(rows), 1, keys.shape[1], pages, mask)
 
     def _prefill(self, kind: Kind, rows: np.ndarray, starts: np.ndarray, run_ids: np.ndarray | None) -> Group:
-        """Return a group for rows that have equal query lengths and KV lengths. `run_ids`: int32 [query_len]
-        for a single row, or None.
+        """Return a group for rows that have equal query lengths and KV lengths. `run_ids`: each query's run,
+        int32 [query_len], if the group is a single row with runs; otherwise None.
         """
         meta = self._meta
         assert meta is not None

@@ -139,7 +139,7 @@ class KVPool:
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
     """Return zeros. On a CPU the zeros are in fresh pages, which take memory only when written.
 
-    calloc may reuse freed memory, and would then write to all its pages.
+    This function avoids calloc, which may reuse freed memory and would then write zeros to all pages.
     """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
@@ -148,7 +148,7 @@ def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> t
 
 
 def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:
-    """Return the pool for `config`, in which num_blocks is known. Raises ConfigError."""
+    """Return the pool for `config`, whose num_blocks must be set. Raises ConfigError."""
     return KVPool(
         block_spec(spec, config.block_groups),
         config.num_blocks,

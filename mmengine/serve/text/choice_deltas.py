@@ -28,7 +28,7 @@ from mmengine.token_confidence import TokenConfidence
 # (token id, logprob) for the sampled token, then for the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-# Above this number, confidences are computed on another thread: 10,000 tokens take 0.1 s.
+# If an answer has more tokens, confidences are computed on another thread: 10,000 tokens take 0.1 s.
 MANY_SCORED_TOKENS = 256
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
@@ -127,7 +127,9 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas for an output from the engine. After an error, the last delta is not yielded."""
+        """Yield the deltas for an output from the engine. If the answer ended with an error, the last delta
+        is not yielded.
+        """
         for delta in self.push(output.token_ids, output.logprobs, output.confidences):
             yield delta, None, None
         if (reason := output.finish_reason) in ANSWERED:

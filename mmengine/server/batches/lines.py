@@ -47,7 +47,7 @@ class CheckedLines(NamedTuple):
 
 
 def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
-    """Check every line of a file. Blocks. Raises OSError."""
+    """Check every line of a file. Blocks the calling thread. Raises OSError."""
     requests = index_of(path)
     if not len(requests):
         return CheckedLines(requests, [LineError("empty_file", "the file has no requests")])
@@ -67,13 +67,13 @@ def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
 
 
 def index_of(path: Path) -> RequestIndex:
-    """Return the index of the requests in a file. Blocks. Raises OSError."""
+    """Return the index of the requests in a file. Blocks the calling thread. Raises OSError."""
     return RequestIndex(path, _custom_id)
 
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
-    """Yield the lines of a checked file, except the lines whose index (`Line.place`) is in `answered`.
-    Blocks. Raises OSError.
+    """Yield the lines of a checked file, except the lines whose index (`Line.place`) is in `answered`. Blocks
+    the calling thread. Raises OSError.
     """
     with path.open("rb") as file:
         for place, (number, line) in enumerate(numbered_lines(file)):

@@ -19,8 +19,8 @@ POOLED_ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 class PooledLines(NamedTuple):
-    """Parses and computes lines. `priority`: the minimum priority value for lines; smaller values are
-    scheduled first.
+    """Parses and computes lines. Each line gets at least the value `priority` as its priority. Smaller values
+    are scheduled first.
     """
 
     engine: ServedEngine

@@ -113,7 +113,8 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return whose matrix is the output matrix: the head's own, the head's embedding, or the target's.
+    """Return which matrix computes the logits: the head's own lm_head, the head's embedding, or the target's
+    lm_head.
 
     A stored lm_head takes precedence over tie_word_embeddings, because many files have both.
     """

@@ -29,8 +29,8 @@ MAX_STEPS = 100_000  # Maximum number of steps to match listed string values aga
 
 Conjunction = tuple[int, ...]
 Limit = tuple[Fraction, bool]  # (value, whether the limit is exclusive).
-# (keyword, pointer, reason) for keywords that cannot be enforced. If such a constraint is used, the schema is
-# refused.
+# (keyword, pointer, reason) for keywords that cannot be enforced. If a constraint with such a keyword is
+# used, the schema is refused.
 Blocked = tuple[tuple[str, str, str], ...]
 
 

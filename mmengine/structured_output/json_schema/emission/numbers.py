@@ -1,6 +1,6 @@
 """Writes number constraints as schemas for the grammar engine.
 
-The schemas limit the digits, and work around the engine's errors with ranges.
+The schemas limit the digits. They also work around errors that the grammar engine makes in ranges.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
     if integer:
         value = Fraction(ceil(value) if inwards > 0 else floor(value))
         value += inwards * (exclusive and value == limit[0])
-        # The engine reads this value as 2**63, which has the same effect.
+        # The engine reads this value as 2**63. Both limits allow the same 64-bit integers.
         if inwards < 0 and value == LARGEST:
             return (value, False)
     keyword = ("exclusive" if exclusive else "") + ("Minimum" if inwards > 0 else "Maximum")
@@ -185,8 +185,8 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return the limit `near`. If the engine would wrongly allow this exclusive limit, return a corrected
-    limit.
+    """Return the limit `near`. If `near` is exclusive and the engine would wrongly allow its value, return a
+    corrected limit.
 
     The engine makes this error in some ranges, such as from 2 (exclusive) to 2.5. The corrected limit is the
     next multiple, or the next number with 15 digits.
@@ -203,8 +203,8 @@ def _exclude_start(
 def _missing_points(constraint: Number) -> list[Json]:
     """Return schemas for numbers that the engine wrongly excludes from a range.
 
-    The missing numbers are the limit with fewer digits: a range up to 10.755 lacks 10.75 and 10.7. A range up
-    to 0 lacks 0.0.
+    Each missing number is the limit, cut to fewer digits: a range up to 10.755 lacks 10.75 and 10.7. A range
+    up to 0 lacks 0.0.
 
     Each missing number becomes a range that contains no other number: 10.7 becomes a range from 10.7 to below
     10.8 with the step 0.1. The limit 10.05 gives a range that also allows the spelling 10.0.

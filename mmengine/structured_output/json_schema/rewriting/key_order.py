@@ -51,7 +51,8 @@ def order_properties(shape: Shape, groups: Groups) -> Shape:
     if not isinstance(constraint, Object):
         return shape
     every = dict.fromkeys((*constraint.properties, *constraint.required))
-    # No schema orders the properties, because the object is a constant or only `required` names them.
+    # Without `groups`, no schema orders the properties: the object is a constant, or only `required` names
+    # the properties.
     if not groups and len(every) <= MAX_GROUPS:
         groups = [(name,) for name in every]
     seen: set[str] = set()
@@ -70,7 +71,7 @@ def order_properties(shape: Shape, groups: Groups) -> Shape:
 
 
 def list_orders(constraint: Object) -> list[Object]:
-    """Return a constraint for each possible order of the constraint's groups, in schema order first."""
+    """Return a constraint for each possible order of the constraint's groups. The schema's order is first."""
     count = len(constraint.groups)
     if not 1 < count <= MAX_GROUPS:
         return [constraint]
