@@ -16,7 +16,7 @@ import torch
 from mmengine.models.loader import resolve_folder
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 32768,  # reduced like the number of layers, to keep lm_head's share of the weights
+    "vocab_size": 32768,  # reduced, because lm_head's share of the weights would grow with fewer layers
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 13,

@@ -22,8 +22,8 @@ MAX_WALKED = 2_000  # maximum number of mask times stored per answer
 class Found:
     """A case's verdict. "over": a valid text was refused. "under": an invalid text was accepted. `why` is the
     reason for a verdict other than "exact". `reordered` is the number of valid texts that were refused in
-    their original key order. `compile_s` and `masks_s` are the times for the first valid instance, measured
-    with a vocabulary.
+    their original key order. `compile_s` is the time to compile the schema, and `masks_s` has the time for
+    each mask. Both are measured with a vocabulary, for the first valid instance.
     """
 
     verdict: str

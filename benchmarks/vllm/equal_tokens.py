@@ -107,7 +107,8 @@ def run(setting: str, scheduler: str, number: int, folder: Path) -> Side:
     core = engine.engine_core.engine_core.scheduler
     if SETTINGS[setting].get("async_scheduling") and not core.vllm_config.scheduler_config.async_scheduling:
         raise NotImplementedError("vLLM turned asynchronous scheduling off")
-    # vLLM's CPU build fails if a request has top_k and drafts. Only requests with two answers have top_k.
+    # vLLM's CPU build fails if a request has top_k and drafts. Only requests with two answers have top_k, so
+    # settings with drafts get no such requests.
     several = "speculative_config" not in SETTINGS[setting]
     loras = ADAPTERS.get(setting, ())
     requests = workload(number, videos=setting == "videos", loras=loras, several=several)

@@ -1,5 +1,5 @@
-"""Events about sessions, in which each request continues the previous one. They are part of the vocabulary in
-vocabulary.py.
+"""Events about sessions, in which each request continues the previous request. vocabulary.py includes these
+events.
 """
 
 from mmengine.events.event_base import EventBase
@@ -23,13 +23,13 @@ class Appended(EventBase, frozen=True):
 
     `num_kept`: the request continues after the session's first `num_kept` tokens. The session forgets its
     other tokens. The positions of the request's media are relative to token `num_kept`. The prompt and the
-    answer become part of the session if the request ends by stop or length.
+    answer become part of the session if the request ends with the reason "stop" or "length".
 
     `num_opening`: number of leading tokens that connect the request with the previous turn, such as the
     end-of-turn token and the new turn's header. These tokens are dropped if the previous turn is dropped.
-    `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 0: no open video;
-    1: the request ends inside a video, and the next request may add frames; 2: the request also begins inside
-    a video.
+    `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 0 if no
+    video is open, 1 if the request ends inside a video, so that the next request may add frames, and 2 if the
+    request also begins inside a video.
     """
 
     session_id: str
@@ -41,9 +41,9 @@ class Appended(EventBase, frozen=True):
 
 
 class Leased(EventBase, frozen=True):
-    """Decision: the session leases its ending request's full blocks, which protects them from eviction. The
-    new lease has the old lease's first `num_kept` blocks, followed by `blocks` (int32). The old lease's other
-    blocks are released.
+    """Decision: before a request ends, the session leases the request's full blocks. The lease protects these
+    blocks from eviction. The new lease has the old lease's first `num_kept` blocks, followed by `blocks`
+    (int32). The old lease's other blocks are released.
     """
 
     session_id: str

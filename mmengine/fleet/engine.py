@@ -61,10 +61,10 @@ class FleetEngine(AsyncAnswers):
     """The engine of an ingress: a server without a model, which forwards requests to replicas.
 
     `processor` and `config` belong to the replicas' model. A new request raises QueueFull while `max_open`
-    requests are open. When this process ends, the streams of all callers break. `durable`: stores requests
-    with `hold`, so that the next ingress continues these requests. This engine closes `durable`. `box_unit`:
-    returns the unit for the model's box coordinates, or raises InvalidRequest. An instance must be created on
-    its event loop.
+    requests are open. When this process ends, the streams of all callers break. `durable`: stores the
+    requests that callers submit with `hold=True`, so that the next ingress continues these requests. This
+    engine closes `durable`. `box_unit`: returns the unit for the model's box coordinates, or raises
+    InvalidRequest. An instance must be created on its event loop.
     """
 
     metrics: FleetMetrics

@@ -57,9 +57,9 @@ class Sizes:
 class DeltaWeights(NamedTuple, Generic[L]):
     """The weights of a gated delta net, without its input and output projections."""
 
-    ba: L  # hidden to 2 * heads: the inputs of beta and the decay
+    ba: L  # hidden to 2 * heads; computes the inputs for beta and the decay
     conv: Tensor  # [taps, width]
-    decay: Tensor  # float32 [heads], negative: log(decay) = this value * softplus(input + dt_bias)
+    decay: Tensor  # float32 [heads], negative; the log decay is this value * softplus(input + dt_bias)
     dt_bias: Tensor  # float32 [heads]
     norm: Tensor  # [value_dim]
 

@@ -39,8 +39,9 @@ class InFlightStep:
     """A step that was dispatched and whose result was not collected yet.
 
     `pixels`: the pixels that the step encodes. The request may release its pixels before the step is
-    collected. `computed`: the forward pass, until the sampling is launched. `launched`: the step, after the
-    sampling is launched. `error`: the exception from a launch.
+    collected. `computed`: the launched forward pass; None as soon as the sampling is launched too.
+    `launched`: the whole launched step; None until the sampling is launched. `error`: the exception from a
+    launch.
     """
 
     plan: StepPlan
@@ -61,7 +62,7 @@ class TorchExecutor:
     """Computes steps on one device.
 
     On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step, and
-    `collect` waits until the step ends. This path has not yet run on a GPU. With grammars or
+    `collect` waits until the step ends. The asynchronous path has not yet run on a GPU. With grammars or
     reasoning budgets, a step's sampling needs the previous step's tokens. `collect` then launches the
     sampling after reading the previous step.
 

@@ -6,7 +6,9 @@ LIVE: frozenset[str] = frozenset()  # replicas that take requests, as of the las
 
 
 def is_leaving(replica: str) -> bool:
-    """Return whether `replica` is draining or dead. The replica must have sent a message before."""
+    """Return whether `replica` is draining or dead. Call this only for a replica that has sent a message,
+    because LIVE may lack a replica that is still starting.
+    """
     return bool(LIVE) and replica not in LIVE
 
 

@@ -144,7 +144,7 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
 
 
 def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
-    """Return the present words and at most as many absent words, to limit the answers "no"."""
+    """Return the present words and at most as many absent words, so at most half the answers are "no"."""
     absent = [word for word in words if word not in present]
     number = min(len(present), len(absent))
     return present + (rng.sample(absent, number) if rng else absent[:number])

@@ -1,4 +1,5 @@
-"""Compares this plugin's logits with the logits from the model's own forward, on two short rows in chunks.
+"""Compares this plugin's logits with the logits from the model's own forward. The plugin computes two short
+rows in chunks.
 
 Call `own_logits` before kernels replace the decoder's norms, so that the comparison also checks the kernels.
 """

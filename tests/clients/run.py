@@ -3,8 +3,8 @@
     make clients                              # creates their environment and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
-The exit code is 1 if a check failed. A check is "refused" if the server does not support its fields, and
-"skipped" if it did not run.
+The exit code is 1 if a check failed. A check is "refused" if the server does not support the fields in the
+check's call, and "skipped" if the check did not run.
 """
 
 import argparse

@@ -85,7 +85,7 @@ def tiled(values: np.ndarray, axis: int, config: dict, size: int) -> np.ndarray:
 
 def changed(part: str, values: np.ndarray, config: dict) -> np.ndarray:
     """Return a layer's tensor as the converter writes it. `part`: the tensor's name in transformers, without
-    the layer.
+    the layer's prefix.
     """
     size = config["linear_value_head_dim"]
     start = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]

@@ -13,7 +13,7 @@ PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "plugins/**/*.md", ".github/**/*.md")
     for page in ROOT.glob(pattern)
-    if "renames" not in str(page.relative_to(ROOT))  # The pages with renames name files that no longer exist.
+    if "renames" not in str(page.relative_to(ROOT))  # Pages about renames mention deleted files.
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`([\w./*-]+\.(?:py|cpp|h|js|md|sh|toml))`")

@@ -1,4 +1,4 @@
-"""Tests that answers with drafts end, and rows with NaN fail, at the same token as without drafts."""
+"""Tests that drafts do not change at which token an answer ends, or a row with NaN fails."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Tests the application under a plain ASGI server, such as Ray Serve's proxies. Only mmengine's own server
-provides a `Line` (transport/sse.py).
+"""Tests the application under a plain ASGI server, such as Ray Serve's proxies. Such a server lacks the
+`Line` (transport/sse.py) through which mmengine's own server reports slow readers.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from mmengine.testing.contract import make_lively
 
 # A tile has 34 x 34 pixels. 6 x 6 patches cover 30 x 30 pixels and become 2 x 2 embeddings.
 SIDE, PATCH, SCALE = 34, 5, 3
-TEMPLATE = (  # The template of published folders.
+TEMPLATE = (  # The chat template in published SmolVLM2 folders.
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"

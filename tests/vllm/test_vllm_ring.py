@@ -60,7 +60,9 @@ def state_facts(state):
 
 @pytest.fixture
 def ring(record, monkeypatch):  # noqa: F811
-    """Return a function that makes a scheduler with a ring. A log can begin at every update in the ring."""
+    """Return a function that makes a scheduler with a ring. The ring stores the scheduler's state at each
+    update, so a log can begin there.
+    """
     monkeypatch.setenv("MMENGINE_LOG_RING_SECONDS", "0.000001")
     before = signal.getsignal(signal.SIGUSR1)
     yield record

@@ -32,7 +32,7 @@ class Batch:
         self.order, self.number = [], 0
 
     def step(self):
-        """Return a step. `StepRows` supplies the column of the running rows."""
+        """Return a step. Its column has the running rows (from `StepRows`), and then the new rows."""
         for name in self.rng.sample(self.running, min(len(self.running), self.rng.choice((0, 0, 1, 3)))):
             self.running.remove(name)
             self.rows.take(name, [])
@@ -58,7 +58,7 @@ class Batch:
         return Step(self.number, None, ids, column, len(new), 0, 0)
 
     def result(self, step):
-        """Return the step's output in the order of a persistent batch."""
+        """Return the step's output in the order that vLLM's persistent batch would have."""
         for name in [name for name in self.order if name not in step.ids]:
             place, last = self.order.index(name), self.order.pop()
             if last != name:

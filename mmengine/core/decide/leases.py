@@ -39,7 +39,9 @@ def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
 
 
 def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
-    """Yield (session, request) for each session whose request is about to end by stop or length."""
+    """Yield (session, request) for each session whose request is about to end with the reason "stop" or
+    "length".
+    """
     for name, session in view.sessions.of_request.items():
         req_state = view.requests.get(name)
         if req_state is None or req_state.row < 0 or req_state.cancelled or session.is_settled:
@@ -58,8 +60,8 @@ def is_computed(view: View, req_state: RequestView) -> bool:
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the row's full blocks, up to the limit for one session. With windows, return no blocks: a prefix
-    hit would also need blocks that the row has released, or blocks of other groups.
+    """Return the row's full blocks, up to the limit for one session. With several block groups, return no
+    blocks. A prefix hit would also need released blocks, or blocks from other groups.
     """
     if view.config.block_groups:
         return NO_BLOCKS

@@ -42,8 +42,8 @@ def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
-    """Add a request's prompt and answer to its session, if the request ended by stop or length. Call
-    this function before the request leaves its row.
+    """Add a request's prompt and answer to its session, if the request ended with the reason "stop" or
+    "length". Call this function before the request leaves its row.
     """
     session = state.sessions.end(req_state.request.request_id)
     if session is None or reason not in ev.ANSWERED:

@@ -64,8 +64,8 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return the options of the item `number`. `fps` may be a list with a value per video, as frame samplers
-    return.
+    """Return the options of the item `number`. `fps` may be a list with a value for each video, because frame
+    samplers return such lists.
     """
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):

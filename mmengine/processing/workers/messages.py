@@ -165,7 +165,8 @@ def write_file(data: memoryview) -> int:
 def map_file(descriptor: int, size: int) -> mmap.mmap:
     """Return a private mapping of a file that another process wrote.
 
-    The file is sealed against changes first. Raises OSError if the file has another size or cannot be sealed.
+    Before mapping, seals the file against changes. Raises OSError if the file has another size or cannot be
+    sealed.
     """
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)

@@ -64,8 +64,8 @@ def _step_back() -> None:
 
 
 def _limit(hello: Hello) -> None:
-    """Limit the private memory (beyond its current size), the size of written files, and the number of
-    descriptors. Forbid core files.
+    """Limit the growth in private memory, the size of written files, and the number of descriptors. Forbid
+    core files.
     """
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

@@ -19,7 +19,7 @@ from mmengine.replay.timeline import fold, taken_tokens
 
 QUEUED, PREFILL, DECODE, PREEMPTED = "QUEUED", "PREFILL", "DECODE", "PREEMPTED"
 TraceEvent: TypeAlias = dict[str, object]
-_PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
+_PID, _STEPS, _FIRST_ROW = 1, 1, 2  # The process id, and two thread ids.
 
 
 def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from mmengine.replay.debug.views import Block, Cell, Table, Text
 from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import is_scheduling
 
-RECENT_RECORDS = 1024  # Drafts are counted in this many records before a position.
+RECENT_RECORDS = 1024  # `drafts_view` counts drafts in this many records before the navigator's position.
 MAX_DECISIONS = 100_000  # Maximum number of decisions in a step.
 
 

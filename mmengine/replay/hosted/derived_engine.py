@@ -92,7 +92,9 @@ class DerivedEngine:
             evolve(self.state, ev.Executed(b""))
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call would schedule. Returns [] while a step is in flight."""
+        """Return the requests that the next call to `schedule` would include. Returns [] while a step is in
+        flight.
+        """
         if self.state.flights:
             return []
         self.drop_empty_step()

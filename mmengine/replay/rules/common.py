@@ -45,8 +45,8 @@ def check_token_budget(state: State, num_tokens: int) -> Rules:
 
 
 def check_new_blocks(state: State, new: np.ndarray, references: np.ndarray | None = None) -> Rules:
-    """Check that new blocks are free, and that each is taken once. `references`: the reference count of each
-    block; None: as in the state.
+    """Check that new blocks are free, and that each is taken once. `references`: each block's reference
+    count; None: the counts in `state`.
     """
     held = (state.blocks.references if references is None else references)[new]
     if held.any():

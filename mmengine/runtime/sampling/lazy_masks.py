@@ -102,7 +102,8 @@ class _Walk:
     def _run_at(self, position: int) -> list[int]:
         """Return a row's sampled tokens from `position` on.
 
-        Ends after the first token that differs from its draft, and before a position without finite logits.
+        The list ends after the first token that differs from its draft, or before a position without finite
+        logits.
         """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):
@@ -112,7 +113,7 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Sample again, with a mask, at each row's refused token. Returns the rows without an error."""
+        """Sample again, with a mask, at each row's refused token. Returns the rows that have a new token."""
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))

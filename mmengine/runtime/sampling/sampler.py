@@ -4,14 +4,15 @@ A row's operations are applied in this order; unused operations are skipped.
 
     1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
        not allow are excluded, and confidences are computed (confidence.py).
-    2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
-       presence penalty; end-of-sequence and stop tokens are excluded until the output has min_tokens tokens.
+    2. Logit bias is added, and some tokens are always excluded. Then history rules, repetition penalty,
+       frequency penalty and presence penalty are applied. End-of-sequence and stop tokens are excluded until
+       the output has min_tokens tokens.
     3. With temperature 0, the most likely token is chosen; of equally likely tokens, the one with the lowest
        id.
     4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
        the largest sum of logit and noise is chosen.
     5. Some texts must be complete within their token budget. If the chosen token would leave too few
-       tokens, a token that completes the text replaces the chosen token (`close`).
+       tokens to complete the text, a token that does so in time replaces the chosen token (`close`).
 
 Steps 2 and 4 follow the order in transformers' logits processors. A row gets no token if its logits contain
 NaN or +inf, or if all are -inf. A mask changes the caller's logits in place. The logits of rows without a
@@ -57,7 +58,8 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logprobs for m sampling rows. `indices`: these rows' indices, on the host.
+    """The logprobs for m sampling rows. `indices` [m]: the rows' indices among all sampling rows, on the
+    host.
 
     `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens in descending
     order (k: the largest number that a row requests).
@@ -251,8 +253,8 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s] and their bitwise or, without
-        the bit MIN_TOKENS for handled rows.
+        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s], and all options combined with
+        bitwise OR. Handled rows lose the bit MIN_TOKENS in both.
 
         Rows with at least min_tokens tokens are handled. On a CPU, greedy rows without other options are
         handled too: another token replaces an ending token in `token_ids`.

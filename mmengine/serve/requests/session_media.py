@@ -1,8 +1,8 @@
 """Keeps sessions' images and frames, which are encoded again when a session's prompt is recomputed.
 
 With a media store, the media are in files beside the log. Without a store, the compressed bytes stay in
-memory, or the pixels if the caller passed pixels. Media that a request drops are kept until the session's
-next request, in case the request fails.
+memory, or the pixels if the caller passed pixels. If a request drops media, they are kept until the session's
+next request, because the dropping request may fail.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -118,7 +118,7 @@ class _Inputs(Sequence[MediaInput]):
 
 
 def holder_of(session_id: str) -> str:
-    """Return the name under which a session holds media in the store. No request can have this id."""
+    """Return the name under which a session holds media in the store. No request id equals this name."""
     return f"\0session {session_id}"
 
 

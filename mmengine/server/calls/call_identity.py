@@ -1,5 +1,5 @@
-"""Recognizes repeated calls by Idempotency-Key, request id, or a digest of route and body. An envelope
-contains the call's data that the log stores with a request.
+"""Recognizes repeated calls by Idempotency-Key, request id, or a digest of route and body. With each request,
+the log stores an envelope, which contains the call's data.
 """
 
 import hashlib

@@ -96,7 +96,7 @@ class MediaEncoder:
         return self._placed(features.to(self._dtype), out, item)
 
     def _placed(self, features: Tensor, out: Any, item: Packed) -> Tensor:
-        """Return the features in placeholder order, with the constants for indicators inserted."""
+        """Insert the indicators' constant embeddings, and return all embeddings in placeholder order."""
         if not item.header.indicators:
             return features
         constants = getattr(out, "visual_indicator_features", None)

@@ -3,7 +3,7 @@ r"""Rewrites the regular expressions in `pattern` and `patternProperties` to equ
 JSON Schema (ECMA-262), the grammar engine (Rust) and Python give `.`, `\d`, `\w`, `\s` and `$` different
 meanings. A rewritten pattern has no ambiguous constructs: character sets become explicit ranges, groups lose
 their names, and anchors become explicit. Lookaround and back references are refused, because they are not
-regular. Nested repetitions are allowed, because the grammar engine follows all paths at once. Counted
+regular. Nested repetitions are allowed, because the grammar engine follows all paths in parallel. Counted
 repetitions are refused if they need too many states.
 """
 

@@ -44,8 +44,8 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 class UnnamedKeys(NamedTuple):
     """Keys that an object's schema does not name. `value`: the schema for the keys' values.
 
-    The keys match `regex`. If `regex` is None, only the quantifier `times`, such as "*" or "{0,9}", limits
-    the keys' length.
+    The keys match `regex`. If `regex` is None, the keys are arbitrary texts, whose length must fit the
+    quantifier `times`, such as "*" or "{0,9}".
     """
 
     regex: str | None
@@ -88,7 +88,8 @@ def separate_keys(
 ) -> Object:
     """Return the object after merging propertyNames and splitting overlapping patterns.
 
-    `nothing` is the schema false. A keyword that cannot be merged becomes a blocked constraint.
+    `nothing` is the schema false. If a keyword cannot be merged or split, the returned object lists the
+    keyword and the reason in `blocked`.
     """
     try:
         if constraint.names:
@@ -137,7 +138,7 @@ def _apply_property_names(
     others = [name for name in dict.fromkeys(listed) if name not in properties]
     if others and (constraint.patterns or constraint.low > 1):
         properties |= {name: constraint.property(name) for name in others}
-    elif others:  # A pattern allows the names in any order.
+    elif others:  # A pattern, unlike properties, allows the names in any order.
         open_ones.append(
             String(patterns=(Pattern("|".join(map(literal_pattern, others)), None, budget=budget),))
         )
