@@ -1,4 +1,4 @@
-"""Reads the experts that a file stacks in a single tensor as separate matrices. Does not import torch.
+"""Reads stacked experts from a tensor, and returns a separate matrix for each expert. Does not import torch.
 
 transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden] and `X.down_proj` [count, hidden,
 size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed, and
@@ -37,7 +37,7 @@ def each_expert(
     entries: dict[str, TensorEntry], count: int, hidden_size: int, intermediate_size: int
 ) -> dict[str, TensorEntry]:
     """Return the tensors by canonical name. Stacked experts become separate matrices [out, in], such as
-    `X.experts.0.gate_proj.weight`. Raises ModelError for a stack whose shape does not fit the sizes.
+    `X.experts.0.gate_proj.weight`. Raises ModelError if a stack's shape does not match `count` and the sizes.
     """
     found = dict(entries)
     parts: tuple[str, ...]

@@ -33,7 +33,7 @@ def open_weights(
 ) -> Iterator[WeightReader]:
     """Check all names and shapes, and yield a reader for the weights in a folder.
 
-    With a `shard`, the reader returns only this rank's part of each tensor. `config` always describes the
+    With a `shard`, the reader returns only the shard's part of each tensor. `config` always describes the
     whole model. Raises ModelError for missing, wrong or superfluous tensors. Also raises ModelError if
     `quantize` is set for quantised weights.
     """

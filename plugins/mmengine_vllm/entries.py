@@ -13,7 +13,9 @@ NO_ROW = -1
 
 
 class Tracked:
-    """A live request. `chain`: the hash state of its tokens while it has no row (contents.PseudoIds)."""
+    """A live request. `chain`: the hash state of the request's tokens, used while the request has no row
+    (contents.PseudoIds).
+    """
 
     __slots__ = ("request", "row", "chain", "media", "has_adapter", "waits_for_grammar")
 

@@ -98,7 +98,7 @@ def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
 
 
 def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
-    """A live replica may still log the request; a dead replica cannot."""
+    """A live replica may still log the request, so the continuation waits until the log is closed."""
 
     async def heard():
         alive = LogWriter(tmp_path / "a")

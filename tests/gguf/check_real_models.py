@@ -16,7 +16,8 @@ from tests.llama.forms import FORMS
 from tests.llama.test_smollm2_forms import same
 
 NEAR = 0.01  # Another summation order in float32 changes a logit by at most NEAR.
-MOST_NEAR = {"coder": 3, "gemma": 3}  # Answers that may differ because two logits nearly tie.
+# Maximum numbers of answers that may differ because two logits nearly tie.
+MOST_NEAR = {"coder": 3, "gemma": 3}
 FIRST = "Extract the values from the text as JSON with the keys {keys}.\n\nText: {text}"
 SECOND = "{text}\n\nFill in the keys {keys} from this text, as JSON."
 CASES = [

@@ -92,7 +92,7 @@ def sound(request, tmp_path):
 
 
 def read(path) -> bool:
-    """Read everything in the model. Return True if the reader refused it."""
+    """Read everything in the model. Return True if the reader refused the model."""
     try:
         for name in (CONFIG, *TEXT_FILES, *MEDIA_FILES):
             if has_file(path, name):

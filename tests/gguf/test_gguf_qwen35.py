@@ -77,7 +77,9 @@ def test_tokens_equal_the_folders(made, tmp_path):
     indirect=["made"],
 )
 def test_tokens_are_transformers(made, tmp_path, kind):
-    """Each kind of blocks is tested with one model; test_gguf_values.py compares the values of all kinds."""
+    """Each quantisation type is tested with a single model. test_gguf_values.py compares the values for all
+    types.
+    """
     import transformers
 
     file = write_hybrid(made[0], tmp_path, kind)

@@ -1,6 +1,7 @@
 """Tests of the Triton attention kernels, on a GPU or in Triton's interpreter.
 
-The results equal dense attention. A token's result is bit-identical for every division into steps.
+The results equal dense attention. A token's result has the same bits, however a row's tokens are divided into
+steps.
 """
 
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def make(spec, kv, programs=2, **options):
 def test_ragged_steps_are_as_dense_attention(
     kernel_device, group, kv_heads, head_dim, block_size, dtype, programs, first, steps
 ):
-    """Unwritten positions hold NaN (see Rows), so a read would show in the result."""
+    """Unwritten positions hold NaN (see Rows), so the result would show that a kernel read them."""
     spec = spec_of(group * kv_heads, kv_heads, head_dim, layers=1)
     with short_spans():
         rows = Rows(
@@ -232,7 +233,8 @@ class Watched:
 
 @pytest.mark.parametrize("query_len, programs", [(1, 2), (1, 50), (4, 50)])
 def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, programs):
-    """A replay with other lengths uses the buffers of the capture, and gives right results.
+    """A replay whose rows have other lengths than in the capture uses the capture's buffers, and gives right
+    results.
 
     The step has a padding row and padding drafts. Unwritten KV is NaN.
     """

@@ -42,7 +42,7 @@ def test_products_equal_torch(kernels, kernel_device, rows, width, depth, dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(kernels, kernel_device, dots_in_order, dtype):
-    """Rows in a batch of 70 equal the same rows in smaller batches, and among rows of NaN."""
+    """Rows in a batch of 70 have the same bits in smaller batches, and in a batch with NaN elsewhere."""
     linear, x, _, _ = layer(kernels, kernel_device, dtype, 40, 72, True, 1)
     whole = linear(x)
     for count in range(1, 71):

@@ -114,7 +114,7 @@ def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
         "/rows/0/n~1m/bbox_2d": Box(None, "a box has four finite numbers: left, top, right, bottom"),
     }
     (box,) = answer_boxes({"bbox_2d": [0, 0, 112, 70]}, True, stored(1), PIXELS, Patches()).values()
-    assert box == Box((0, 0, 40, 25))  # of 224 x 140 pixels
+    assert box == Box((0, 0, 40, 25))  # the model sees 224 x 140 pixels
     with pytest.raises(InvalidMedia, match="cannot be read"):
         answer_boxes(value, SCHEMA, b"no image", THOUSANDTHS, None)
 

@@ -1,4 +1,4 @@
-"""Tests that an engine continues another engine's answer with the same tokens."""
+"""Tests that a continued answer has the same tokens as an answer without an interruption."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Tests that the media store returns the same patches, is bounded, and drops a request's files with the
-request.
+"""Tests that the media store restores a request's patches, is bounded, and deletes the files when no request
+needs them.
 """
 
 import base64

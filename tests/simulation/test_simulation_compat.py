@@ -86,7 +86,9 @@ def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
-    """All but one token of `b` are hits. vLLM schedules a placeholder draft, which is not accepted."""
+    """All tokens of `b` but the last are prefix cache hits. vLLM schedules a placeholder draft, which is not
+    accepted.
+    """
     requests = [
         request("a", out=10, prompt=[["gen", "k", 17, 0]]),
         request("b", out=2, at=2, prompt=[["gen", "k", 17, 0]]),
@@ -99,7 +101,9 @@ def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
-    """All but one token of `b` are hits, and no other row runs. A prompt of one token is not padded."""
+    """All tokens of `b` but the last are prefix cache hits, and no other row runs. The single-token prompt of
+    `c` gets no placeholder draft.
+    """
     prompt = [["gen", "k", 17, 0]]
     requests = [request("a", out=1, prompt=prompt), request("b", at=2, prompt=prompt), request("c", 1, at=9)]
     theirs, ours = both(tmp_path, requests, config={"num_spec_tokens": 1, "spec_method": "ngram"})
@@ -149,8 +153,8 @@ def picture(name, content, **more):
 
 
 def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
-    """`b` is aborted in step 1. After step 1 both pictures are free. vLLM releases `b`'s picture before
-    `a`'s, and therefore evicts `b`'s picture first.
+    """`b` is aborted in step 1. After step 1, both pictures can be evicted. vLLM releases `b`'s picture
+    before `a`'s, and therefore evicts `b`'s picture first.
     """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]

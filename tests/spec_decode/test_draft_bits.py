@@ -1,4 +1,4 @@
-"""Tests that drafts do not change the bits of logprobs with the CPU kernels, also in bfloat16."""
+"""Tests that drafts do not change the logprobs' bits, with the CPU kernels and bfloat16."""
 
 import pytest
 

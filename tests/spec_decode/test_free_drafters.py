@@ -38,7 +38,7 @@ class Rows:
             self.rng.choice((self.admit, self.say, self.say, self.propose, self.propose))()
 
     def tokens(self, low, high):
-        """Return a few distinct tokens, mostly in the same order, so that n-grams repeat."""
+        """Return tokens between 0 and 4, mostly in cyclic order, so that n-grams repeat."""
         first = self.rng.randrange(5)
         run = [(first + n) % 5 for n in range(self.rng.randint(low, high))]
         return [token if self.rng.random() < 0.9 else self.rng.randrange(5) for token in run]

@@ -71,7 +71,8 @@ def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **
 
 def block_hasher(config, size=0, lookahead=0):
     """Return the function that hashes a request's tokens in blocks. `size`: tokens per block; 0 for a KV
-    block's size. `lookahead`: how many tokens after the block the hash covers (vLLM 0.33 and later).
+    block's size. `lookahead`: the number of tokens after a block that the block's hash also covers (vLLM 0.33
+    and later).
     """
     hashes = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)

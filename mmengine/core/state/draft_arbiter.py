@@ -1,9 +1,8 @@
 """The base class for draft arbiters. A draft arbiter decides in each step which drafters draft, and limits
 each row's draft count.
 
-At draft level n, only the drafters with numbers up to n draft. The levels go from NO_DRAFTERS to
-ALL_DRAFTERS. The draft level is chosen in periodic reviews. A bucket groups similar batch sizes
-(step_cost.py).
+At draft level n, drafters 0 to n are active. The levels go from NO_DRAFTERS to ALL_DRAFTERS. The draft level
+is chosen in periodic reviews. A bucket groups similar batch sizes (step_cost.py).
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ WINDOW = 16  # number of steps between reviews while no request arrives
 # Number of steps without drafts after drafting is turned off. Also the maximum number of steps between a
 # batch change and the next review.
 SETTLED = 32
-MAX_EMPTY = 4  # after this many consecutive steps without drafts, the draft level has failed
+MAX_EMPTY = 4  # after this many consecutive steps in which drafters find nothing, the level has failed
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),
     *(
@@ -61,22 +60,22 @@ class DraftArbiter(ABC):
         self._most, self._overlaps = most, overlaps
         self.acceptance, self.costs = Acceptance(num_rows), StepCosts()
         self.levels: dict[int, int] = {}  # bucket -> the level that was chosen last
-        self.waits: Waits = {}  # bucket -> (loss of the last trial, time at which the next trial is due)
+        self.waits: Waits = {}  # bucket -> (time lost in the last trial, time of the next trial), in ns
         self.draft_limits = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
         # The bucket of the last decode-only step, and the number of rows in the last step.
         self.bucket, self.num_rows = NO_BUCKET, 0
         self.level = ALL_DRAFTERS  # the current draft level
         self.until_review = 0  # number of steps until the next review
-        self.rest_steps = 0  # number of following steps without drafts
-        self.was_off = False  # whether no drafter drafted and no row had drafts in the last step
+        self.rest_steps = 0  # number of coming steps in which drafting is off
+        self.was_off = False  # whether drafting was off in the last step, and the step verified no drafts
         self.has_arrivals = True  # whether a request was admitted since the last decode-only step
         self.has_limits = False  # whether some row may have fewer drafts than the setting allows
         self.has_tried_limits = False  # whether lower draft limits were tried after drafting lost time
         # The bucket of the last batch that was not shrinking, and the bucket of the last review.
         self.full_bucket, self.reviewed_bucket = NO_BUCKET, NO_BUCKET
         self.turned_off_at = 0  # number of the step in which drafts were turned off
-        self.empty_steps = 0  # number of consecutive steps in which drafters drafted but no row had drafts
+        self.empty_steps = 0  # number of consecutive steps in which drafters were active but found nothing
         self.times_plain = True  # whether the times of steps without drafts are measured
 
     def admit(self, row: int) -> None:
@@ -218,8 +217,8 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Choose the draft level after a decode-only step with `rows`. During a rest, the level does not
-        change. `is_due`: whether requests arrived or a review is due.
+        """Choose the draft level after a decode-only step with `rows`. While `rest_steps` is positive, the
+        level does not change. `is_due`: whether requests arrived or a review is due.
         """
 
     def _begin_review(self) -> None:

@@ -7,8 +7,8 @@ from functools import wraps
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
 MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that may take quadratic time.
-# Maximum length of further arguments to tojson and to filters that may take quadratic time, and of
-# strftime_now's format.
+# Maximum length of the arguments after the value, for tojson and for filters that may take quadratic time.
+# Also the maximum length for strftime_now's format.
 MAX_SEPARATOR_CHARS = 256
 MAX_COMPARED = 2**28  # Maximum number of character comparisons if a call searches from the right or strips.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))

@@ -1,5 +1,6 @@
-"""Minimizes a log by removing requests while the remaining recorded decisions break the same rule. The
-scheduler does not run, so a build without the bug can minimize the log, too.
+"""Minimizes a log whose recorded decisions break a rule: removes requests as long as the rule stays broken.
+
+The scheduler does not run, so a build without the bug can minimize the log, too.
 """
 
 from collections import defaultdict
@@ -25,7 +26,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.watcher import NAMES, Watcher
 
-MAX_CELLS = 2**26  # Maximum sum of all `Piece.num_cells`, about a gigabyte.
+MAX_CELLS = 2**26  # Maximum sum of all `Piece.num_cells`. The pieces then take about a gigabyte.
 
 
 class Recording:

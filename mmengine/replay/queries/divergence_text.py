@@ -122,7 +122,7 @@ def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, st
     logged, derived = found.events
     if found.field == CRASH:
         return [(found.field, str(found.logged), str(found.derived))]
-    # The log is recorded: another engine made the scheduling call that differs.
+    # Another engine recorded the log, and a whole scheduling call differs.
     if logged is None and derived is None and not found.field.startswith(INVARIANT):
         return [(found.field, str(found.logged)[:300], str(found.derived)[:300])]
     if logged is None or derived is None or type(logged) is not type(derived):
@@ -186,7 +186,9 @@ def _value(event: ev.Event, name: str, found: Divergence, decode: Decode | None)
 
 
 def tokens_text(tokens: list[int], decode: Decode | None = None) -> str:
-    """Return the first token ids, the number of further token ids, and, if `decode` is given, their text."""
+    """Return the first token ids and the number of further token ids. With `decode`, add the first tokens'
+    text.
+    """
     shown = _list(tokens)
     if decode is None or not tokens:
         return shown

@@ -1,7 +1,7 @@
 """Draws the step times of a simulation from the steps of a log.
 
-A machine can be slow for several seconds. A simulated step therefore has the slowness of the logged steps at
-the same time. At times without steps, for example in the half of the log that calibration skips, the nearest
+A machine can be slow for several seconds. A simulated step at time t therefore has the slowness of the logged
+steps near t. At times without steps, for example in the half of the log that calibration skips, the nearest
 steps are used.
 
 A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
@@ -17,7 +17,8 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# A run begins at most (the log's steps / WINDOW) steps before or after the simulation's time.
+# With n logged steps, a run begins at most n / WINDOW or MIN_WINDOW steps, whichever is more, before or after
+# the simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
@@ -39,7 +40,7 @@ class DrawnTimes:
         self._chances = {
             key: _chances(lengths, times.arrivals_per_ns) for key, lengths in times.delayed_ns.items()
         }
-        # The last step's kind, slowness, usual time and own time in ns.
+        # The last step's kind, its slowness, its usual time, and its time without a pause, in ns.
         self._last = 0, 1.0, 0.0, 0.0
         self._left = 0  # Number of steps left in the run.
         self._busy_ns = 0.0
@@ -107,8 +108,8 @@ class DrawnTimes:
 
 
 def _chances(lengths_ns: np.ndarray, arrivals_per_ns: float) -> np.ndarray:
-    """Return cumulative chances, each inverse to the probability that a request arrives within a step of this
-    length.
+    """Return the cumulative chances for steps with these lengths. A step's chance is inverse to the
+    probability that a request arrives within the step.
     """
     sums = np.cumsum(1.0 / -np.expm1(-arrivals_per_ns * np.maximum(lengths_ns, 1.0)))
     return np.asarray(sums / sums[-1])

@@ -72,8 +72,8 @@ def masked_features(spec: ModelSpec) -> dict[str, int]:
 
 
 def check_spec(spec: ModelSpec, name: str) -> None:
-    """Raise ConfigError if `spec` contradicts itself, or if the backend `name` does not support its
-    features.
+    """Raise ConfigError if `spec` contradicts itself, or if the backend `name` lacks a feature that `spec`
+    uses.
     """
     problem = spec.problem()
     if problem is not None:

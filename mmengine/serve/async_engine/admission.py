@@ -119,7 +119,7 @@ class Admission:
                 self._open.begin(channel, request_id)
         except MMEngineError as error:
             self._open.end(channel, error)
-        except Exception as error:  # a bug of a processor ends its request, not the engine
+        except Exception as error:  # a processor's bug ends only this request, not the engine
             self._open.end(channel, engine_failed(error))
         finally:
             self.preparation.release(channel)
@@ -138,8 +138,8 @@ class Admission:
     def _end_late(self, request: PreparingRequest) -> None:
         """End a request whose preparation reached its time limit.
 
-        If the request's deadline has passed, the caller gets the core's output for a passed deadline.
-        Otherwise the request ends with an error.
+        If the request's deadline has passed, the caller gets a completion with the reason DEADLINE. Otherwise
+        the request ends with an error.
         """
         channel = request.channel
         if not request.is_late:

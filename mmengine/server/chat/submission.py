@@ -37,9 +37,9 @@ def submit(
 ) -> list[Stream]:
     """Submit a request for each prompt in the call, and return the requests' streams.
 
-    `hold`: see `AsyncEngine.stream` in serve/async_engine. `recovered`: a dict from a prompt's index to its
-    request in the previous process, which is continued. Raises InvalidRequest and QueueFull, and then cancels
-    the requests that were already submitted.
+    `hold`: see `AsyncEngine.stream` in serve/async_engine. `recovered`: a prompt's index -> the prompt's
+    request in the previous process. Such requests are continued. Raises InvalidRequest and QueueFull. On any
+    error, cancels the requests that were already submitted.
     """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
