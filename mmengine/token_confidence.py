@@ -31,7 +31,7 @@ class TokenConfidence(NamedTuple):
 
 
 def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
-    """Return the pairs for `confidence`."""
+    """Return the pairs by which events and outputs store `confidence`."""
     likely = [(FIRST_LIKELY - token, logprob) for token, logprob in confidence.likely]
     return [(LOGPROB, confidence.logprob), (ENTROPY, confidence.entropy), *likely]
 

@@ -91,8 +91,8 @@ def asks_of(task: str) -> list[Ask]:
 
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
-    """Run each drafter, and the engine without drafts, `rounds` times. Every second round has the reverse
-    order. Return each drafter's results with and without drafts.
+    """Run each drafter, and the engine without drafts, `rounds` times. Every second round runs the engines in
+    reverse order. Return each drafter's results with and without drafts.
     """
     found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]
@@ -114,7 +114,7 @@ def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str
 
 
 def between(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its interval."""
+    """Return (median, low, high). With fewer than FEW ratios, low and high are the extremes."""
     mid, low, high = interval(ratios)
     return (mid, min(ratios), max(ratios)) if len(ratios) < FEW else (mid, low, high)
 

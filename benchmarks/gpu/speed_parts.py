@@ -20,8 +20,8 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
 DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
-# Minimum goals. WANTED_DECODE (keyed by rows) and WANTED_PREFILL: the quotient (lower bound for the time) /
-# (measured time). WANTED_BUSY: the share of the time with a running kernel.
+# Goals, which are minimum values. WANTED_DECODE (keyed by rows) and WANTED_PREFILL: the quotient (lower bound
+# for the time) / (measured time). WANTED_BUSY: the share of the time with a running kernel.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97

@@ -53,7 +53,7 @@ class FolderStore:
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         for key, pieces in zip(keys, values, strict=True):
-            with suppress(OSError):  # the folder is full or was removed
+            with suppress(OSError):  # the disk is full, or the folder was removed
                 self._put(self._path(key), pieces)
 
     def _put(self, path: Path, pieces: Sequence[memoryview]) -> None:

@@ -212,8 +212,8 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete these segments and their .cut files, so that the log begins with record `first`. Also delete
-    snapshots whose next record is no longer in the log.
+    """Delete the segments in `paths` and their .cut files, so that the log begins with record `first`. Also
+    delete snapshots whose next record is no longer in the log.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

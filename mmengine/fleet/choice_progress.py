@@ -58,8 +58,8 @@ def logged_outputs(
 ) -> list[RequestOutput]:
     """Return the outputs in `logs` for each choice of a request, from the choice's first token on.
 
-    `logs`: per replica, core id (one id per choice) -> answer. A choice that moved between replicas is in
-    several logs.
+    `logs`: each replica's answers, by core id. Each choice has a core id. A choice that moved between
+    replicas is in several logs.
     """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]

@@ -1,5 +1,5 @@
-"""The fallback model plugin: serves other architectures with the installed transformers library ("hosted"
-models).
+"""The fallback model plugin: serves architectures that no other plugin serves ("hosted" models), with the
+installed transformers library.
 
 The decoder runs transformers' modules on a ragged batch (rows of different lengths without padding). mmengine
 provides the attention, the KV pool and, on a CPU, the linear layers. Code in a model's folder is never run.

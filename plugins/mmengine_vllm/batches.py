@@ -1,4 +1,4 @@
-"""Converts the entries recorded in many steps to events, and hashes their token ids together."""
+"""Converts the entries that many steps recorded to events. A single call hashes all entries' token ids."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Tests a drafter that reads a token ahead, even a token in an image that is not encoded yet."""
+"""Tests a drafter that also reads the next token, which may belong to an image that is not encoded yet."""
 
 import numpy as np
 import pytest

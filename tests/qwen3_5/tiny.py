@@ -49,8 +49,8 @@ VISION = {
 def lively(model):
     """Set random weights that generate varied tokens, and return the model.
 
-    Subtracts 1 from norm weights to which the model adds 1. The decays let a recurrent state keep some values
-    and forget others.
+    Subtracts 1 from norm weights to which the model adds 1. The decays (A_log) let a recurrent state keep
+    some values and forget others.
     """
     make_lively(model)
     with torch.no_grad():

@@ -16,7 +16,7 @@ CHANGING = ("end", "cached", "answer", "preemptions")
 
 
 class Shown:
-    """A live page, which merges messages like the page's script."""
+    """A live page, which merges messages as the page's script does."""
 
     def __init__(self):
         self.head, self.steps, self.lanes, self.ids, self.ends = None, {}, {}, [], []

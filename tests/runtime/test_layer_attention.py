@@ -42,8 +42,8 @@ SPEC = ModelSpec(
     atomic_runs=True,
 )
 SINKS = torch.linspace(-1, 2, HEADS)
-# STEPS holds (row, number of new tokens) for each step. RUNS holds (first token, length) for each row's runs,
-# in which all tokens see one another.
+# STEPS holds (row, number of new tokens) for each row in each step. RUNS holds (first token, length) for each
+# row's runs, in which all tokens see one another.
 STEPS = (
     (("a", 5), ("b", 13), ("c", 1)),
     (("a", 1), ("b", 9), ("c", 1), ("d", 13)),

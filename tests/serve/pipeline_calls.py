@@ -1,8 +1,8 @@
 """Calls that transformers documents for its image-text-to-text pipeline, as Python code.
 
 Each call is evaluated twice with the names from pipeline_names.py: with transformers' pipeline as `pipe`, and
-with ours. The outcome is "agrees" (both return the same, or both refuse), "differs" (on purpose), "refused"
-(only ours refuses) or "more" (only transformers' refuses).
+with mmengine's. The outcome is "agrees" (both return the same, or both refuse), "differs" (on purpose),
+"refused" (only mmengine refuses) or "more" (only transformers refuses).
 """
 
 from tests.serve.pipeline_call import group

@@ -1,4 +1,4 @@
-"""Tests `Engine.chat` with forced tool calls, with chat templates in both call formats."""
+"""Tests `Engine.chat` with forced tool calls, and with chat templates for calls in JSON and in XML."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests `verify --with vllm` without vLLM, and the description of KV groups."""
+"""Tests the error of `verify --with vllm` without vLLM, and the description of KV groups."""
 
 import importlib.util
 import json

@@ -78,7 +78,7 @@ class Admission:
 
     def first_large_item(self, view: View, may_start: MayStart) -> tuple[RequestView, int] | None:
         """Return the first waiting request that waits only for a large media item's encoding, and the item's
-        index. Returns None if no request does.
+        index. Returns None if no request waits for this reason.
 
         A large item is encoded in parts before its request starts. The search ends at the first request that
         blocks all later requests.
@@ -127,8 +127,8 @@ class Admission:
         return whole_chunk(view, req_state, start.num_computed, length)
 
     def cut(self, view: View, draft: EncoderDraft, req_state: RequestView, start: Start, length: int) -> int:
-        """Return the first chunk's length up to the first media item that exceeds the encoder's limits. 0:
-        the request cannot start in this step.
+        """Return the first chunk's length up to the first media item that exceeds the encoder's limits.
+        Returns 0 if the request cannot start in this step.
         """
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         return whole_chunk(view, req_state, start.num_computed, length) if length else 0

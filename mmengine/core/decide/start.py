@@ -86,9 +86,9 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     """Return a start that shares the group leader's blocks.
 
-    The request computes only the last prompt token; with atomic runs, the whole run that contains this token.
-    Full blocks before the first computed token are shared; a partly shared block is copied. Returns None
-    until the leader has computed the prompt, and `_NOTHING_SHARED` if nothing can be shared.
+    The request computes only the last prompt token, or with atomic runs the whole run that contains this
+    token. Full blocks before the first computed token are shared; a partly shared block is copied. Returns
+    None until the leader has computed the prompt, and `_NOTHING_SHARED` if nothing can be shared.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:

@@ -68,7 +68,7 @@ def _opened(media: EncodedMedia) -> "PdfDocument":
 
 
 def _drawn(document: "PdfDocument", media: EncodedMedia) -> Image.Image:
-    from pypdfium2 import PdfiumError  # Lazy: see above
+    from pypdfium2 import PdfiumError  # Lazy, as in `_opened`
 
     number, dpi = int(media.options["page"]), float(media.options["dpi"])
     try:

@@ -17,7 +17,7 @@ import numpy as np
 Filter = Literal["bicubic", "lanczos"]
 
 CUBIC_A = -0.5  # Keys' kernel, as in Pillow and torch's antialiased path.
-BLOCK = 64  # Output samples per matrix product. With few samples, most weights in a matrix are not 0.
+BLOCK = 64  # Output samples per matrix product. Larger blocks have a larger share of zero weights.
 
 
 def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:

@@ -1,8 +1,8 @@
 """Normalises large JSON schemas in worker processes. The processes form a `Decoders` pool, as for media
 (decoders.py).
 
-Normalising a schema with 1 MB takes a second in Python. In the engine's process, the engine's threads and the
-event loop would wait for the GIL.
+Normalising a schema with 1 MB takes a second in Python. If the engine's process normalised the schema, its
+threads and event loop would wait for the GIL.
 """
 
 import msgspec

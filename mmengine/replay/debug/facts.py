@@ -130,8 +130,8 @@ class Facts(Mapping[str, object]):
         return BlockFacts(number, int(pool.references[number]), int(pool.content[number]))
 
     def entry(self, prefix: str) -> EntryFacts | None:
-        """Return the encoder cache entry whose key begins with these hexadecimal digits, or None. Raises
-        InvalidRequest if several keys begin with these digits.
+        """Return the encoder cache entry whose key begins with the hexadecimal digits `prefix`, or None.
+        Raises InvalidRequest if several keys begin with `prefix`.
         """
         entries = self._state.encoder.entries
         found = [key for key in entries if key.hex().startswith(prefix.lower())]

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 UNKNOWN = "unknown"
-MAX_NAME_CHARS = 32  # Maximum number of characters of a name that is shown.
+MAX_NAME_CHARS = 32  # An API's name is cut to this many characters.
 
 
 class _Head(msgspec.Struct):
@@ -38,7 +38,7 @@ def api_name(envelope: bytes) -> str:
 
 def client_ids(request_id: str, envelope: bytes) -> tuple[str, ...]:
     """Return a request's ids that its client may know: the answer's id, the custom_id of a batch line, the
-    Idempotency-Key, and the trace id. Without a valid envelope, there are none.
+    Idempotency-Key, and the trace id. Returns () without a valid envelope.
     """
     if not envelope:
         return ()

@@ -59,8 +59,8 @@ class Rules:
             return UNKNOWN
 
     def end_of(self, request_id: str) -> Expected:
-        """Return the FINISHED or PREEMPTED event that the rules derive for the request outside a step. The
-        event is None if the request continues.
+        """Return the event by which the rules, between steps, end (FINISHED) or preempt (PREEMPTED) the
+        request. The event is None if the request continues.
         """
         if not self._applies:
             return UNKNOWN

@@ -37,7 +37,7 @@ class LiveReport:
         self._collector = collector
         self._is_new = True
         self._told = dict.fromkeys(("steps", "lanes", "segments", "chunks", "reasons", "notes", "failed"), 0)
-        # The values of the lanes when they were last sent.
+        # The values in each lane (request) when they were last sent.
         self._lanes = np.zeros((0, len(_CHANGING)), np.int32)
 
     def take(self, record: Record) -> None:

@@ -74,7 +74,7 @@ class Observation:
 
 @dataclass(slots=True)
 class Script:
-    """A log's script.
+    """A log's requests and answers, without the scheduling.
 
     `unfinished`: the ids of requests without an end in the log. `failed_steps`: maps a failed step to its
     error message. `num_rejected`: the number of requests that were rejected because the queue was full. The
@@ -104,7 +104,7 @@ def read_script(
     """Return a log's script. `findings`: see CheckedLog.
 
     `watch` is called with each record, and the state before the record. A repeated id gets a number ("a",
-    then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
+    then "a#2"), so that ids are unique in a script. Raises the same errors as `verify` (replay/verify.py).
     """
     log = CheckedLog(folder, findings=findings)
     state = log.first_state()

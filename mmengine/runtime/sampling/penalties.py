@@ -12,8 +12,8 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """For rows with penalties: the tokens in the drafts before each sampling position, as m pairs (position,
-    token).
+    """The drafted tokens before each sampling position, as m pairs (position, token), for rows with
+    penalties.
     """
 
     rows: np.ndarray  # intp [m], the row of each pair
@@ -46,7 +46,7 @@ class TokenCounts:
         place = self._places.take(row)
         known = admission.token_ids.astype(np.int64)
         outputs = known[rows.columns["num_prompt"][row] :]
-        known = known[known < self._vocab_size]  # Logits may not cover the tokens of media.
+        known = known[known < self._vocab_size]  # Media tokens may have no logits.
         seen = np.bincount(known, minlength=self._vocab_size) > 0
         counts = np.bincount(outputs, minlength=self._vocab_size).astype(np.int32)
         self._seen[place] = upload(seen, self._device)

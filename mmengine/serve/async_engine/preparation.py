@@ -111,8 +111,8 @@ class PreparingRequest:
 class Preparation:
     """Prepares requests for an engine on four worker thread pools.
 
-    `engine` returns the current engine. `done(request, result)` is called on a worker thread, except for
-    requests that were cancelled while they waited. `work_out` normalizes large schemas; with None, the form
+    `engine` returns the current engine. `done(request, result)` is called on a worker thread. Requests that
+    are cancelled while they wait cause no call. `work_out` normalizes large schemas; with None, the form
     threads normalize them.
     """
 

@@ -40,7 +40,7 @@ def embed_prompt(
     """Return the prompt whose last token's state is the input's vector.
 
     `instruction` describes the task in words. `prompt_name` instead chooses a prompt from the model's list. A
-    text is truncated to `keep` tokens. Raises InvalidRequest.
+    text is truncated to `keep` tokens, or not at all if `keep` is 0. Raises InvalidRequest.
     """
     if instruction is not None and prompt_name is not None:
         raise InvalidRequest("give instruction or prompt_name, not both", path=("instruction",))

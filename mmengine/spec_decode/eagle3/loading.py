@@ -149,8 +149,8 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Check and return `asked`. If `asked` is None, return the file's number (default DEFAULT_DRAFTS), but at
-    most MAX_DRAFTS.
+    """Check and return `asked`. If `asked` is None, return config.json's number (default DEFAULT_DRAFTS), but
+    at most MAX_DRAFTS.
     """
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:

@@ -63,9 +63,9 @@ class PartialText:
 
 
 class Search:
-    """A search for a completion. `leaves`: first byte -> the hints' scalars with this byte, and the scalars'
-    tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the search prefers the least
-    used option to the shortest option.
+    """A search for a completion. `leaves` maps a first byte to the hints' scalars that begin with this byte,
+    each with its tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the search
+    prefers the least used option to the shortest option.
     """
 
     def __init__(
@@ -275,7 +275,9 @@ class Search:
         return self._append(way, opening[0]) if len(opening) == 1 else self._append_by_turns(way)
 
     def _fitting(self, way: PartialText) -> list[bytes]:
-        """Return scalars that are allowed at this position, shortest first, and only a few of each kind."""
+        """Return scalars that are allowed at this position, shortest first, and only a few for each first
+        byte.
+        """
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
             if self._allows_tokens(way, leaves[0][1][:1]):

@@ -1,9 +1,9 @@
 """A scheduler with vLLM's rules: schedules running rows one after the other, then admits waiting requests.
 
 If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
-PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. EVICTED records the encoder
-outputs that are evicted for a chunk, if the chunk then does not run. The rules follow vLLM 0.33, except where
-vLLM is known to hang. versions.py reproduces single versions exactly.
+PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. A chunk may evict encoder
+outputs and then not run. EVICTED records these evictions. The rules follow vLLM 0.33, except where vLLM is
+known to hang. versions.py reproduces single versions exactly.
 """
 
 from collections.abc import Callable
@@ -59,16 +59,16 @@ class VllmEncoderDraft(EncoderDraft):
         return ev.Evicted(tuple(self.evict), tuple(used)) if self.evict or used else None
 
 
-MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty draft for encoder work.
+MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty VllmEncoderDraft.
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """The LoRA adapters that may run in a step, by vLLM's rules. A skipped request reserves nothing for its
+    """The LoRA adapters that may run in a step, by vLLM's rules. A skipped request reserves no place for its
     adapter.
     """
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Do nothing, because vLLM reserves nothing."""
+        """Do nothing, because vLLM reserves no place for a skipped request."""
 
 
 class VllmAdmission(Admission):
@@ -99,8 +99,8 @@ class VllmAdmission(Admission):
     def padding(self, view: View, num_computed: int) -> int:
         """Return the request's number of draft placeholders.
 
-        vLLM adds placeholders if all running rows in the step decode. All rows then have equal lengths. A
-        single-token prompt gets no placeholders if it runs alone.
+        vLLM adds placeholders if all running rows in the step decode. All rows then compute equal numbers of
+        tokens. A single-token prompt gets no placeholders if it runs alone.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:

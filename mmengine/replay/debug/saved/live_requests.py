@@ -31,8 +31,9 @@ _NO_QUEUED = ev.Queued("", b"", SamplingParams())
 
 
 class _Listed(msgspec.Struct, array_like=True):
-    """A state's live requests. `numbers`: indices into the table, in the state's order. `waiting`: indices
-    into `numbers`, in the waiting queue's order. Both fields store int32 differences between neighbours.
+    """A state's live requests. `numbers`: indices into the table, in the order of `State.requests`.
+    `waiting`: indices into `numbers`, in the waiting queue's order. Both fields store int32 differences
+    between neighbours.
     `changed`: (index into `numbers`, values) for each request whose values differ from the table.
     """
 

@@ -106,8 +106,8 @@ def _integer(constraint: Number) -> Number:
 def _values(
     document: Document, place: int, keyword: str, values: list
 ) -> tuple[Shape, list[Conjunction] | None]:
-    """Return (shape, None). An enum with several values returns (UNCONSTRAINED, alternatives) if some value
-    is an array or an object.
+    """Return (shape, None). For an enum with several values, returns (UNCONSTRAINED, alternatives) if some
+    value is an array or an object.
     """
     pointer = join_pointer(document.nodes[place].pointer, keyword)
     unique = list({equality_key(value): value for value in values}.values())
