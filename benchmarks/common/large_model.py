@@ -18,7 +18,7 @@ from mmengine.checkpoint.gguf.tokenizer import tokenizer_json
 from mmengine.models.loader import resolve_folder
 
 SHARD_BYTES = 10**9
-# Qwen's special tokens, by id. Their ids follow the last text token's id.
+# Qwen's special tokens, sorted by id. The first id follows the last text token's id.
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),

@@ -94,9 +94,10 @@ async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> No
 
 
 async def serve(log: Path, load: str, seconds: float, capacity: float, clock: CpuClock | WallClock) -> float:
-    """Write a log under a load, and return the answers per second. `capacity`: the engine's maximum answers
-    per second. If 0, this function measures the maximum: 40 requests arrive together, and no log is written.
-    `clock`: the clock for arrivals and for the log.
+    """Serve a load's requests, write the log, and return the answers per second.
+
+    `capacity`: the engine's maximum answers per second. With capacity 0, the function measures this maximum:
+    40 requests arrive together, and no log is written. `clock`: the clock for arrivals and for the log.
     """
     share, group, images, settings = LOADS[load]
     rng = random.Random(load)

@@ -21,7 +21,7 @@ Tick = Callable[[], None]
 
 
 class ShareRuns:
-    """Times the phases of decode steps, by turns with the log in memory and with the log on disk."""
+    """Times the phases of decode steps, alternately with a log in memory and with a log on disk."""
 
     title = "share of a step"
 

@@ -98,7 +98,7 @@ class StatesKept(EventBase, frozen=True):
     step's rows.
 
     For each row in `rows`, the state after the row's first `num_tokens` tokens is copied to a slot in `slots`
-    and replaces the slot's old state. The three columns are int32 and have equal lengths.
+    and replaces the slot's old state. The three fields are int32 and have equal lengths.
     """
 
     rows: bytes

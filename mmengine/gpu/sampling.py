@@ -54,8 +54,8 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Run each kernel once on a small example and return whether all results are right.
 
-    With equal logits, `draw` returns the argmax of the Gumbel noise: token 15 of 70 for seed 1, output 2 and
-    sample 3 (runtime/sampling/gumbel.py).
+    With equal logits, `draw` returns the argmax of the Gumbel noise. Among 70 tokens, seed 1, output index 2
+    and sample index 3 give token 15 (runtime/sampling/gumbel.py).
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)

@@ -48,8 +48,8 @@ class CacheFolder:
             os.unlink(name, dir_fd=self.fd)
 
     def loadable(self, name: str) -> str:
-        """Return a path to the file through `fd`. The path stays valid even if `path` now names another
-        folder.
+        """Return a path to the file through `fd`. The returned path stays valid even if another folder
+        replaces the folder at `self.path`.
         """
         return f"/proc/self/fd/{self.fd}/{name}"
 

@@ -1,8 +1,8 @@
 """Records a simulation's decisions, one record per step, and finds the first difference between two runs.
 
 A record has hard fields (decisions and tokens) and soft fields (queues and free resources). `free` and
-`enc_free` are counted after the step's decisions, `free_after` and `enc_free_after` after its tokens. Empty
-hard fields are left out, except `sched`.
+`enc_free` are counted after the step's decisions. `free_after` and `enc_free_after` are counted after the
+step's tokens were applied. Empty hard fields are left out, except `sched`.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Tests the targets in the output of benchmarks/drafts/spec.py, and its pairs of runs with and without
-drafts. Times are not checked.
+"""Tests benchmarks/drafts/spec.py: the targets in the output, and the pairs of runs with and without drafts.
+Times are not checked.
 """
 
 import json

@@ -38,7 +38,7 @@ class LateDrafts(SimulatedExecutor):
         return msgspec.structs.replace(self.kept, drafts=None, num_drafts=None, drafters=None)
 
     def drafts(self, running: set[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the kept drafts of the rows that still run: rows, counts and drafts, all int32."""
+        """Return the last step's drafts for rows that still run, as int32 arrays (rows, counts, drafts)."""
         result = self.kept
         assert result is not None and result.num_drafts is not None and result.drafts is not None
         keep = np.array([row in running for row in self.sampled.tolist()], bool)

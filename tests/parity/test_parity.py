@@ -138,7 +138,9 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
 
 
 def test_a_video_cut_at_every_position(runner):
-    """The CPU kernels run with each chunk length, and all other backends with every fifth."""
+    """With the CPU kernels, the test uses each chunk length. With all other backends, the test uses every
+    fifth length.
+    """
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 4)

@@ -1,5 +1,5 @@
-"""Tests the multi-token-prediction head of a hybrid checkpoint. Its outputs equal a reference built from
-transformers' modules. Its drafts change no bit of an answer.
+"""Tests the multi-token-prediction head of a hybrid checkpoint. The head's outputs equal a reference built
+from transformers' modules. The head's drafts change no bit of an answer.
 """
 
 import numpy as np

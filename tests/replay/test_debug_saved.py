@@ -125,7 +125,9 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """Waiting requests are found in the table. A running request has other values, and is stored again."""
+    """Waiting requests are found in the table. A running request's values have changed, so the request is
+    stored again.
+    """
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests
     num_waiting = 0
@@ -167,7 +169,7 @@ def test_the_garbage_collector_is_as_before_a_restore(tmp_path):
 
 
 def stored(num_requests):
-    """Return a table with random requests, and these requests as they are stored."""
+    """Return a table with random requests, the same requests in their stored form, and a state."""
     rng, state = random.Random(7), State(settings_of(max_model_len=48))
     state.constants = ev.FoldConstants()
     known = [

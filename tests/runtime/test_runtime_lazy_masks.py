@@ -1,4 +1,4 @@
-"""Tests that lazy masks lead to the same tokens as masks before sampling."""
+"""Tests that lazy masks (computed only for refused tokens) give the same tokens as masks before sampling."""
 
 import numpy as np
 import pytest

@@ -250,8 +250,8 @@ def test_a_pipeline_and_many_callers():
 
 
 def test_a_grammar_that_hangs_its_compiler_fails_alone():
-    """Two hanging compilations do not stop fifty good grammars. With four, new grammars are refused, and the
-    engine is not ready.
+    """Two hanging compilations do not stop fifty good grammars. With four hanging compilations, new grammars
+    are refused, and the engine is not ready.
     """
     ends = threading.Event()
 

@@ -235,8 +235,8 @@ def test_masks_after_drafts(backend):
 
 
 def test_a_grammar_begins_after_the_reasoning(backend):
-    """The grammar may begin in the middle of a draft. Before the grammar begins, all tokens except end tokens
-    are allowed.
+    """The grammar may begin in the middle of a row's drafts. Before the grammar begins, all tokens except end
+    tokens are allowed.
     """
     compiled = backend.compile(GrammarRequest("regex", "[0-9]{2}", (ord("<"), ord("/"))))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
@@ -301,7 +301,7 @@ def test_validation_does_not_change_the_state(backend):
 
 def test_forced_tokens_use_the_tokenizers_spelling(backend):
     """The forced tokens are a prefix of the tokenizer's encoding. The encoding's last tokens may be missing,
-    because they could merge with later text.
+    because later text could merge with these tokens.
     """
     matcher = backend.compile(grammar_of(grammar={"choice": ["abab00é!", "abab00é?"]})).matcher()
     forced = matcher.compute_ff_tokens()

@@ -1,11 +1,11 @@
-"""Reads the hybrid models of GGUF files (architectures qwen35 and qwen35moe): config fields, names and
-values.
+"""Reads hybrid models from GGUF files (architectures qwen35 and qwen35moe): config fields, tensor names and
+tensor values.
 
 The file's values differ from transformers' in four ways. Norms are stored with 1 added, except the delta
 net's norm. `ssm_a` is -exp(A_log). The convolution has two dimensions. The delta net's value heads are tiled:
-value head h uses key head h % number of key heads. mmengine keeps this order (`DeltaConfig.tiled`), because
-reordering the columns of `ssm_out` would split quantised blocks. The last layers in the file are the
-multi-token-prediction heads, if the model has any.
+value head h uses key head h % number of key heads. mmengine keeps this order (`tiled` in
+models/decoder/config.py), because reordering the columns of `ssm_out` would split quantised blocks. The last
+layers in the file are the multi-token-prediction heads, if the model has any.
 """
 
 import re
@@ -86,7 +86,7 @@ def hybrid_name(name: str, num_layers: int) -> str:
 
 
 def hybrid_entry(entry: GGUFEntry) -> GGUFEntry:
-    """Return the entry, changed so that its shape and `pieces` are as in transformers."""
+    """Return the entry with the shape and the values that transformers' checkpoints have."""
     name, shape = entry.stored_name, entry.shape
     if name.endswith(".ssm_a"):
         return replace(entry, adjust="log of the negative")

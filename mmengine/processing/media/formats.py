@@ -1,7 +1,7 @@
 """Recognises image and video files by their first bytes, and checks the image sizes in these bytes.
 
-A size is checked only for formats whose library allocates memory before reporting the size. The decoder
-handles all other damaged files, in a process with limits on memory and time (`processing/workers`).
+A size is checked only for formats whose library allocates memory before reporting the size. All other checks
+are left to the decoder, which runs in a process with limits on memory and time (`processing/workers`).
 """
 
 import struct

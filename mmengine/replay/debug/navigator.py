@@ -65,7 +65,7 @@ class Cursor:
 class Navigator:
     """A log, with the state at `position`. A move may replace the object `state`.
 
-    `max_bytes`: maximum size of the copies of states in memory. `findings`: see CheckedLog. `progress` is
+    `max_bytes`: maximum total size of the state copies in memory. `findings`: see CheckedLog. `progress` is
     called with the position every 4096 records while records are read for the first time. Raises the same
     errors as `verify`.
     """
@@ -81,7 +81,7 @@ class Navigator:
         self.log = CheckedLog(folder, findings=findings)
         self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
         self._file = RecordFile(segment_paths(folder))
-        self._base: PackedState | None = None  # dictionary to compress later copies
+        self._base: PackedState | None = None  # the copy against which later copies are compressed
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         requests = LiveRequests(RequestTable(), self.config)

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. LogReader would read the whole segment; this reader skips the
-frames before the position.
+"""Reads a log's records from any position. LogReader would read the whole segment. This reader skips the
+frames (groups of records) before the position.
 """
 
 from bisect import bisect_right
@@ -25,8 +25,8 @@ class RecordFile:
         self._unpacked: dict[Path, bytes] = {}  # The most recently used segment is last.
 
     def records(self, position: int, offset: int = 0) -> Iterator[Record]:
-        """Yield the records from `position` on. `offset`: byte offset of a frame in the segment, at or before
-        the record at `position`; 0 if unknown.
+        """Yield the records from `position` on. `offset`: a frame's byte offset in the segment that contains
+        the record `position`; 0 if unknown. The frame must not begin after this record.
 
         Ends at a torn tail. Raises CorruptLog for damage before the tail.
         """

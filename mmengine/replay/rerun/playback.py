@@ -98,8 +98,8 @@ class Playback:
 
     With `timer`, observations are due at their time on the executor's clock, and this clock also measures
     deadlines. Without `timer`, observations are due and deadlines pass at their steps in the log. `see` gets
-    each event before the event is applied. The playback computes the blocks that the log's engine fetched
-    from a block store.
+    each event before the event is applied. A playback has no block store, so this engine computes the blocks
+    that the log's engine fetched.
     """
 
     def __init__(

@@ -199,8 +199,8 @@ class ResponseBuilder:
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
-        """Append frames for new outputs: `_updates`' fast path. The first output that ends a choice or has
-        prompt logprobs, and all later outputs, go to `_pending`.
+        """Append frames for new outputs. This is a faster path than `_updates`. The first output that ends a
+        choice or has prompt logprobs, and all later outputs, go to `_pending`.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):

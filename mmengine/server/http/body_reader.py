@@ -14,7 +14,7 @@ from mmengine.server.http.errors import ApiError, ClientLeft
 
 WHOLE = "mmengine.whole"  # ASGI extension: the transport sets it if the whole body has already arrived.
 SMALL_BODY = 2**13  # Bytes. Larger bodies are parsed on a thread, because parsing may take over 1 ms.
-LARGE_BODY = 2**20  # Bytes. Larger bodies are parsed on a thread of their own.
+LARGE_BODY = 2**20  # Bytes. Larger bodies are parsed on a second thread.
 _T = TypeVar("_T")
 
 
@@ -112,8 +112,8 @@ class BodyBudget:
 class BodyReservation:
     """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_bytes`: the total byte count. `num_before`: the bytes in it for stored responses that the body
-    continues.
+    `num_bytes`: the total byte count. `num_before`: how many bytes in `num_bytes` belong to stored responses
+    that the body continues.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):

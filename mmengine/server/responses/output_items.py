@@ -66,7 +66,7 @@ class OutputItem:
         raise NotImplementedError
 
     def _ended(self, text_json: bytes) -> Iterator[bytes]:
-        """Yield the events after the whole text and before the item's last event."""
+        """Yield the events between the event with the whole text and the item's last event."""
         yield from ()
 
 

@@ -14,9 +14,10 @@ from mmengine.processing.media.options import VideoOptions
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import Clip, Sample, open_clip, sample_clip, span_of
 
-# Maximum number of pixels in all frames of a video, which the processor resizes together.
+# Maximum number of pixels in all frames of a video. The processor resizes all frames together.
 MAX_SOURCE_PIXELS = 2**27
-# Defaults for processors that neither sample nor have a rate: frames per second, maximum number of frames.
+# Defaults for processors that neither sample frames nor have a frame rate: frames per second, and maximum
+# number of frames.
 DEFAULT_FPS, DEFAULT_FRAMES = 2.0, 32
 MAX_TOTAL = 2**31 - 1  # Maximum `total_num_frames` in metadata.
 Arguments = dict[str, object]

@@ -90,7 +90,7 @@ class Answers:
 def serve(host, events, answers, *, overlaps, most_calls):
     """Serve requests. Yield (output, whether no step is in flight) after each call of `schedule`.
 
-    `events`: (step, *arguments of `happen`), in order. `overlaps`: asynchronous scheduling.
+    `events`: (step, *arguments of `happen`), in order. `overlaps`: whether scheduling is asynchronous.
     """
     left, step = deque(events), 0
     flying: deque = deque()
@@ -156,8 +156,8 @@ class BlockTables:
         self._block_size, self._tables = block_size, {}
 
     def taken_twice(self, output):
-        """Apply a call. Return a description if the call allocates a block that another request holds, else
-        None.
+        """Update the tables with a call's output. Return a description if the call allocates a block that
+        another request holds, else None.
         """
         for name in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
             self._tables.pop(name, None)

@@ -91,10 +91,10 @@ class Keys:
         return found
 
     def mark_written(self, read: HeadBatch) -> None:
-        """Record that the head now has these tokens' keys."""
+        """Record that the head now has the keys for the tokens in `read`."""
         self.settle()
         blocks = read.slots // self._size
-        if read.is_all is not None:  # a block is incomplete while tokens in it wait to be read
+        if read.is_all is not None:  # a block is incomplete until all tokens in the block are read
             ends = read.starts + read.counts
             index = counting(read.counts) + np.repeat(read.starts, read.counts)
             is_done = np.repeat(read.is_all, read.counts)
