@@ -75,7 +75,7 @@ async def read(folder: Path) -> list[Read]:
 
 
 def table(found: list[Read], below: float) -> Table:
-    """Return a table with a row for each object; fields below `below` are marked with their confidence."""
+    """Return a table with a row for each object. Fields less certain than `below` show their confidence."""
     shown = Table("picture", *Item.__struct_fields__)
     for each in found:
         for row in each.rows:

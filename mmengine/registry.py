@@ -43,13 +43,14 @@ def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
 class Registry(Generic[Thing]):
     """The entry points of `group`, by name. `noun`: the word for an entry in messages, such as "policy".
 
-    `own`: name -> "module:attribute", mmengine's own entries. A final "[extra]" names a required extra, as in
+    `own`: mmengine's own entries, name -> "module:attribute". A final "[extra]" names a required extra, as in
     an entry point. `beside`: further values that the setting accepts, for messages. `is_one`: returns whether
-    an imported object is valid. `kind`: the word for a valid object in messages.
+    an imported object is valid. `kind`: the noun for a valid object in messages, such as "callable".
 
     `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun} and
     {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value}, {error}
-    (with the error's type), {reason} (without the type), {advice} and {others}.
+    (with the error's type), {reason} (without the type), {advice} (how to repair the entry) and {others} (the
+    other names).
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
     found = {}
     for rows in WANTED:
         kinds = [GROWING] if quick else [GROWING, STATIC]
-        if compiled and rows == 1:  # with 16 rows, compiling takes another minute and gained nothing
+        if compiled and rows == 1:  # with 16 rows, compiling took another minute and saved no time
             kinds.append(COMPILED)
         found[rows] = pair.decode(rows, num_steps, kinds)
     tables = [
@@ -138,7 +138,7 @@ class Pair:
 
         if self._reference is None:
             return self._alone(rows, num_steps)
-        num_new = num_steps + max(WANTED)  # rows start in different steps, so some rows are ahead
+        num_new = num_steps + max(WANTED)  # the first rows to start generate more tokens than the last row
         asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
         inputs = make_inputs([ask.prepared for ask in asks])
@@ -161,7 +161,8 @@ class Pair:
         """Time mmengine's steps and the memory reader in turns, without transformers."""
         from benchmarks.common.workload import random_texts
 
-        # One step computes all prompts, so all rows decode from the next step on.
+        # These prompts are so short that a single step computes all prompts. All rows then decode from the
+        # next step on.
         asks = random_texts(rows, self.context - num_steps // 2, num_steps + 4, TOKENS)
         steps, running = Steps(), self._ours.begin(asks, SALT)
         running.start()

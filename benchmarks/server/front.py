@@ -31,7 +31,7 @@ from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
-STEP_S = 0.003  # Step time of the scripted engine with several streams. Clients can read this fast.
+STEP_S = 0.003  # Step time of the scripted engine with several streams. Clients can keep up with these steps.
 # Clients poll at this interval. Waking up clients that wait for a socket would cost the server CPU time.
 PAUSE_S = 0.001
 SHORT = 8  # Tokens of a short answer. The cost of short answers is subtracted from the cost of long answers.
@@ -47,7 +47,7 @@ class _Speaking:
 
 class ScriptedEngine:
     """Replaces AsyncEngine, with the same prompt preparation. Each step generates a token for each request.
-    As in the engine, a single call delivers a step's tokens.
+    As in the engine, a step passes all tokens to the channels in a single call.
     """
 
     has_log = False

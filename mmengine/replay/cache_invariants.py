@@ -31,8 +31,8 @@ def broken_media(state: State) -> Iterator[str]:
 
 
 def broken_parts(state: State) -> Iterator[str]:
-    """Check that a media item's parts are contiguous, and that each step's encoder work stays within the
-    limit.
+    """Check that each step's encoder work is within the limit `encoder_piece`. Also check that an item that
+    is encoded in parts belongs to a request, is unfinished, and is not in the encoder cache.
     """
     piece = state.config.encoder_piece
     if not piece:

@@ -46,7 +46,7 @@ def broken_ends(state: State) -> Iterator[str]:
 
 
 def broken_overlap(state: State) -> Iterator[str]:
-    """Check that the open step does not depend on the results of steps in flight."""
+    """Check that the step being decided does not depend on the results of steps in flight."""
     rows = state.step_rows
     if not state.flights or not len(rows):
         return
@@ -125,8 +125,8 @@ def broken_writes(state: State) -> Iterator[str]:
 
 
 def broken_hits(state: State) -> Iterator[str]:
-    """Check that the prefix index has the row's own tokens for each of its blocks. For a newly admitted row,
-    also check the media, the salt and the adapter.
+    """Check that each row's cached blocks have the row's own tokens in the prefix index. For a newly admitted
+    row, also check the media, the salt and the adapter.
     """
     rows, index = state.running, state.blocks.index
     if not len(rows) or not state.config.enable_prefix_caching:

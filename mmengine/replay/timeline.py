@@ -59,7 +59,7 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 def is_scheduling(state: State, event: ev.Event) -> bool:
     """Return whether the event is a decision of `schedule`. `state`: the state before the event.
 
-    The engine itself preempts requests after a failed step, a crash or a cache reset.
+    Preemptions after a failed step, a crash or a cache reset are decided by the engine, not by `schedule`.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -152,8 +152,8 @@ class Step:
     """A step before its decisions. `state`: the current state. `view`: the scheduler's read-only view of the
     state.
 
-    `logged`: the decisions in the log, in order. `record`: the first decision's record, with its time.
-    `is_whole`: False if the log may end before the step's last decision.
+    `logged`: the decisions in the log, in order. `record`: the log record with the first decision and
+    the decision's time. `is_whole`: False if the log may end before the step's last decision.
     """
 
     def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):

@@ -3,7 +3,7 @@
 Positions ("places") count from the prompt's first token, and output indices from the answer's first token. At
 output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the grammar
 forbids. All other tokens lie in the grammar's range, or in TOKEN_LOW to TOKEN_HIGH without a grammar. A
-second checksum determines how many drafts are right; all later drafts are wrong.
+second checksum determines how many leading drafts are right. The drafts after them are wrong.
 """
 
 import numpy as np

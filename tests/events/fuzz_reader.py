@@ -2,8 +2,8 @@
 
 The fuzzer's bytes are read as a log segment. The reader must return records or raise CorruptLog, within
 bounded memory, and never return two records with the same sequence. The mode `tail` must return all records
-of `strict`, and `salvage` all records of `tail`. The mutator corrects most checksums, because random changes
-almost always break them.
+that `strict` returns, and `salvage` all records that `tail` returns. The mutator corrects most checksums,
+because random changes almost always break them.
 """
 
 import struct

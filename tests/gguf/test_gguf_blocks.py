@@ -93,7 +93,7 @@ def test_a_reader_joins_tensors_of_several_types(opened):
 
 
 def test_how_a_reader_holds_blocks_in_bfloat16(opened):
-    """The reader stores codes for types whose codes the kernels multiply faster than blocks. A joined matrix
+    """If the kernels multiply a type's codes faster than its blocks, the reader stores codes. A joined matrix
     with several types is stored as blocks.
     """
     entries = opened(
@@ -130,7 +130,7 @@ def test_a_q8_0_code_without_a_magnitude_in_seven_bits_is_refused(opened):
 
 @pytest.mark.parametrize("isa", isas())
 def test_q8_0_is_multiplied_by_int16_where_the_kernels_prefer_it(opened, monkeypatch, isa):
-    """Tensors of another type, and other activations, do not select int16."""
+    """IQ4_NL tensors do not select int16, and Q8_0 tensors do not if the option `activations` is "int8"."""
     codes = prefers_int16(opened_isa(isa))
     entries = opened([tensor("q", "Q8_0", (64, 256)), tensor("k", "IQ4_NL", (64, 256), 1)])
     monkeypatch.setenv("MMENGINE_NATIVE_ISA", isa)

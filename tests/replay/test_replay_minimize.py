@@ -302,7 +302,8 @@ def test_other_commands_run_as_processes(on_path, monkeypatch):
 
 def test_a_command_ends_with_the_deadline(on_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mmengine"])
-    for text in ("sh -c 'sleep 600' {}", "mmengine log verify {}"):  # A test may take 300 s.
+    # Both commands sleep for 600 s, but pytest stops a test after 300 s.
+    for text in ("sh -c 'sleep 600' {}", "mmengine log verify {}"):
         with pytest.raises(OutOfTime, match="passed while"):
             CommandProbe(text, Deadline(0.2), main=lambda arguments: time.sleep(600) or 0).of_log(Path("log"))
 

@@ -151,7 +151,7 @@ def test_unknown_fields_may_be_ignored_and_are_named():
     with served(unknown_fields="ignore", max_messages=2) as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        # The setting does not affect a field that is known but not supported.
+        # Even with unknown_fields="ignore", a field that is known but not supported is refused.
         assert one.chat(guided_json={})[0] == 400
         for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
             status, headers, _ = one.call(path, {**fields, "zzz": 1})

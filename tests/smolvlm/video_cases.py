@@ -17,7 +17,7 @@ CASES = (
     VideoCase((12, 40, 40), 4.0),
     VideoCase((31, 97, 53), 10.0),
     VideoCase((5, 20, 200), 2.0),
-    # Long enough that the first and last second are skipped.
+    # In a video with this length, the processor skips the first and last second.
     VideoCase((220, 24, 36), 10.0, {"num_frames": 4}),
     VideoCase((40, 61, 30), 8.0, {"fps": 2.5}),
     VideoCase((3, 200, 301), 30.0),

@@ -112,8 +112,8 @@ def untouched_keys(head, hidden, embeds):
 
 
 def test_positions_follow_their_axes(tmp_path):
-    """The families have consecutive M-RoPE sections, interleaved sections, and no sections, in this order.
-    Without sections, height and width have no effect.
+    """`specforge` has consecutive M-RoPE sections, `angelslim` interleaved sections, and `speculators` no
+    sections. Without sections, height and width have no effect.
     """
     for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):
         head = load(FAMILIES[family](), tmp_path / family)

@@ -33,7 +33,7 @@ def diff(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    import msgspec  # Lazy, like all below: help needs none of them.
+    import msgspec  # Imported late, like the next module, because --help needs neither.
 
     from mmengine.replay.diff import diff as compare
 

@@ -105,8 +105,8 @@ def life_text(line: "RequestEvent") -> str:
 
 
 def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    """Yield groups of events. A long run of plain decode steps is one group. Each other event is a group
-    alone.
+    """Yield groups of events. A long run of plain decode steps is one group. Every other event has its own
+    group.
     """
     run: list[RequestEvent] = []
     for line in lines:
@@ -120,7 +120,7 @@ def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
 
 
 def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    if run and run[0].event == "Executed":  # The last prefill chunk's result, with the first answer token.
+    if run and run[0].event == "Executed":  # This event has the first answer token.
         yield [run.pop(0)]
     last = [run.pop()] if run and run[-1].event == "Scheduled" else []
     if len(run) > 4:

@@ -70,8 +70,8 @@ class Merger:
 
 
 class LayerReader:
-    """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch
-    without a library.
+    """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch if
+    `library` is None.
     """
 
     def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:

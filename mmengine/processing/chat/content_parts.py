@@ -33,10 +33,10 @@ def in_parts(message: dict) -> dict:
 
 
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the cut mark and a space after the last text.
+    """Return the messages, with the mark CUT and then a space appended to the last text.
 
-    If the space is missing after rendering, the template strips texts. Raises InvalidRequest if the last
-    message has no text.
+    A rendered prompt without this space shows that the template strips texts. Raises InvalidRequest if the
+    last message has no text.
     """
     content = messages[-1].get("content")
     if isinstance(content, str):

@@ -91,7 +91,9 @@ def before_recoveries(script: Script) -> list[Script]:
 
 
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
-    """Return the script with all arrivals, and of the other events only `happened`."""
+    """Return the script with all arrivals and the observations in `happened`. All other observations are
+    removed.
+    """
     kept = set(map(id, happened))
     return replace(
         script,
@@ -116,7 +118,7 @@ def _shifted(observation: Observation, steps: int) -> Observation:
 
 
 def shorten_answer(script: Script, name: str, count: int) -> Script:
-    """Return the script with an answer that ends by length after `count` tokens."""
+    """Cut a request's answer after `count` tokens, and set `max_tokens` to `count`."""
     asked = _queued(script, name)
     limits = {"max_tokens": count, "min_tokens": 0}
     answers = {**script.answers, name: Answer(script.answers[name].tokens[:count])}
@@ -182,9 +184,9 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 
 
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
-    """Keep only these requests, and make their prompts longer, so that they fill the whole pool.
+    """Keep only the requests `names`, and lengthen their prompts, so that the requests fill the KV pool.
 
-    The first prompt gets `more` additional tokens, and the other prompts get fewer.
+    The first prompt becomes `more` tokens longer than its equal share, and the other prompts share the rest.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)

@@ -86,7 +86,7 @@ class NativePagedAttention:
         self._arrays: tuple[np.ndarray | None, ...] = ()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        torch.get_num_threads()  # sets this thread's number of OpenMP threads
+        torch.get_num_threads()  # this call makes torch set the thread's number of OpenMP threads
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])
         kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)

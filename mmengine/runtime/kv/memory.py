@@ -3,9 +3,9 @@
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
-The step peak is the larger of the encoder's peak and the layers' peak, because the two never run at once.
-CUDA graphs have separate memory. The reserve is for memory outside the measured passes: workspaces, penalty
-counts, the driver's memory for graphs, and fragmentation.
+The step peak is the larger of the encoder's peak and the layers' peak, because the encoder and the layers
+never run at the same time. CUDA graphs have separate memory. The reserve is for memory outside the measured
+passes: workspaces, penalty counts, the driver's memory for graphs, and fragmentation.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Memory:
 
     `taken`: memory in use after loading the weights. `layers`, `encoder`: the peaks during the layers' pass
     and the encoder's pass in the largest step. `features`: the full encoder cache. `states`: the pool for
-    recurrent states. `adapters`: the maximum for LoRA adapters. `cache_setting`: name of the setting that
+    recurrent states. `adapters`: maximum memory for LoRA adapters. `cache_setting`: name of the setting that
     limits the encoder cache.
     """
 
@@ -84,8 +84,8 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or NAME", or "" if all amounts are 0. NAME is the setting that reduces the largest
-        amount, apart from the weights.
+        """Return the text ", or NAME" for an error, with the setting that reduces the largest amount. Return
+        "" if all amounts are 0. The weights do not count.
         """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
@@ -104,8 +104,8 @@ def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wan
     bytes.
 
     The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings, but at least `wanted`
-    embeddings. The KV pool keeps at least half the bytes, and at least `kv_bytes`. The size is never below
-    `least`, the embeddings of the largest item.
+    embeddings. The KV pool keeps at least half the bytes, and at least `kv_bytes`. However, the result is
+    never less than `least`, the largest media item's embeddings, even if the KV pool then gets less.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)
     room = min(left // 2, left - kv_bytes) // embed_bytes

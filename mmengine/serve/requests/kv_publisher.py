@@ -129,8 +129,8 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send a message in a replay, and return the receiver's remaining time. `left_s`: the time before the
-    call, in seconds.
+    """Send a message in a replay, and return the receiver's remaining time. `left_s`: the remaining time
+    before this message, in seconds.
 
     Raises ZMQError if the receiver has left or its time is over. The time is limited because a slow receiver
     delays all other subscribers.

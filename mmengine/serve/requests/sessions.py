@@ -321,8 +321,8 @@ def make_sessions(
     requests: RunningRequests,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
-    """Return an engine's sessions. The previous process's session requests continue without a caller, since
-    their answers belong to the sessions. `awaited`: ids of requests that still have callers.
+    """Return an engine's sessions. Session requests from the previous process continue, because their answers
+    belong to the sessions. Requests whose ids are not in `awaited` continue without a caller.
     """
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):

@@ -24,9 +24,9 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """The ends of frames, with or without usage. `usage_frames`: "always" gives each frame the usage of its
-    choice so far, "last" a null usage, and "none" no usage field. `plain`: the end for all frames, or b""
-    with "always".
+    """The ends of frames, with or without usage. `usage_frames`: with "always" each frame has the choice's
+    usage so far, with "last" a null usage, and with "none" no usage field. `plain`: the end that all frames
+    share, or b"" with "always".
     """
 
     def __init__(self, usage_frames: UsageFrames):
@@ -109,7 +109,7 @@ class ChatFrames(OpenAiFrames):
         }
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        # For frames that contain only content: maps each choice to its frames' beginning.
+        # Maps each choice to its frames' encoded beginning. Used for frames that contain only content.
         self._text_heads: dict[int, bytes] = {}
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:

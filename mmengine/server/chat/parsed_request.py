@@ -56,7 +56,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     traceparent: str = ""
     show_reasoning: bool = True
     responses: ResponseEcho | None = None  # Only for the Responses API.
-    custom_id: str = ""  # The client's id of a batch line.
+    custom_id: str = ""  # The client's id for a line in a batch file.
     boxes: BoxPlan | None = None  # Only if the response format has `boxes`.
     is_obfuscated: bool = False  # Whether a stream's events have the field `obfuscation`.
 
@@ -268,8 +268,9 @@ def build_request(
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
     """Decode the values of an object, and omit nulls.
 
-    A large object stays encoded in the field named by `schema`, and in the field "schema" within the object
-    named by `held`. Decoding 1 MB of small objects would hold the interpreter lock for 10 ms.
+    `schema`: name of a field whose value stays encoded if it is a large object. `held`: name of an object
+    whose field "schema" is treated in this way. Decoding 1 MB of small objects would hold the interpreter
+    lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():

@@ -23,7 +23,7 @@ from mmengine.server.http.errors import (
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
-WATCH_S = 0.5  # Seconds between two checks that the log can be written.
+WATCH_S = 0.5  # Seconds between two checks whether the log can be written.
 
 
 class Admission:

@@ -92,7 +92,9 @@ class RowMatcher:
         self._is_lazy = False  # Whether tokens are checked after sampling, without masks.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
-        """Continue from the tokens `said`. The grammar's matcher `matcher` must have consumed them."""
+        """Continue from the tokens `said`. The grammar's matcher `matcher` must already have consumed all
+        tokens in `said`.
+        """
         self.said, self.pending_start = said, None
         self.own = self._leader = TextMatcher(matcher)
         self.own.num_read = len(said)

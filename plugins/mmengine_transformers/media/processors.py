@@ -24,7 +24,7 @@ from mmengine_transformers.torchvision import import_reason  # noqa: E402
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _OPENING = threading.Lock()
-_video_refusals: dict[Path, str] = {}  # Reasons found at load, by model folder.
+_video_refusals: dict[Path, str] = {}  # Model folder -> why the model cannot encode videos.
 
 
 def refuse_videos(folder: Path, reason: str) -> None:

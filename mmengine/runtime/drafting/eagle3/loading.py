@@ -20,7 +20,7 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # rows per comparison of two embeddings, to save memory
+_COMPARED_ROWS = 4096  # two embeddings are compared in parts with this many rows, to save memory
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
