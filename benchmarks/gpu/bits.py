@@ -17,14 +17,14 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
 Steps = list[list[tuple[int, int]]]  # for each step: (row, number of tokens) pairs
-DRAFTED = 4  # number of last tokens per row that are decoded one by one, or verified together as drafts
+DRAFTED = 4  # a row's last tokens: decoded in single steps, or verified together as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
     """Check whether three rows have the same logits in batches as when each row runs alone.
 
-    The model has the 8B model's width and head, but only two layers. The first row has deepstack image
-    features. Raises ConfigError if the device does not support batch_invariant.
+    The model has the 8B model's hidden size and vocabulary, but only two layers. The first row has deepstack
+    image features. Raises ConfigError if the device does not support batch_invariant.
     """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape = replace(shape, text=replace(shape.text, num_layers=2))
@@ -70,7 +70,7 @@ def companies(lengths: Sequence[int]) -> dict[str, Steps]:
 def _logits(
     shape: ModelConfig, device: str, dtype: torch.dtype, lengths: Sequence[int], batch_invariant: bool
 ) -> list[torch.Tensor]:
-    """Return the logits of every token, [t, vocab] ordered by row, for each way in `companies`."""
+    """Return a tensor [t, vocab] for each way in `companies`: all tokens' logits, ordered by row."""
     where, spec = torch.device(device), make_spec(shape)
     weights = RandomWeights(shape, where, dtype)
     decoder = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)

@@ -36,7 +36,7 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 AT_ONCE, TOKENS = 16, 1
-PAUSE_S = 0.001  # Clients poll, because waking a sleeping client would cost the server CPU time.
+PAUSE_S = 0.001  # Time between a client's polls. Waking a client would cost server CPU time.
 PLAIN, KEPT = "chat, no envelope", "chat"
 PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
     "response, no envelope, store false",

@@ -1,4 +1,4 @@
-"""Compare servers that differ in a single setting. The servers (the sides) serve the same streams in turn.
+"""Compare servers that differ in a single setting. The servers (the sides) take turns under equal load.
 
 Each round runs the sides in random order and then in reverse, so that a slowing machine affects all sides
 equally.

@@ -39,7 +39,7 @@ class Bar:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        # Monotonic time of the last printed line, or of the first call before any line.
+        # Monotonic time of the last printed line. Before the first line, the time of the first call.
         self._told = 0.0
         self._bar: Progress | None = None
         self.said_anything = False
@@ -95,7 +95,7 @@ class Loading(Bar):
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """Store the text with the chosen sizes for the last progress line."""
+        """Store the sizes of the weights, the KV pool and the memory as text for the line "loaded …"."""
         from mmengine.checkpoint.model_files import model_note  # Lazy: numpy
 
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size

@@ -1,4 +1,4 @@
-"""Checks a command's option for a plot's file, before the command starts its work."""
+"""Checks a plot's file name before a command starts its work."""
 
 from pathlib import Path
 

@@ -23,8 +23,8 @@ from mmengine.request import CallFormat, MediaItem
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """An image or a video as the client sent it: the encoded bytes or a file with them, and the requested
-    options (numbers or bools) by name.
+    """An image or a video as sent by the client. `data`: the encoded bytes, or the path to a file with these
+    bytes. `options`: the requested options (numbers or bools) by name.
     """
 
     data: bytes | Path
@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
     # `decode` must then return the joined bytes, decoded as UTF-8 with U+FFFD for invalid bytes.
 
 
-# The turn that a piece in a session begins: the session's first turn, a later turn, or no turn ("").
+# Which turn starts with a session's piece: the first turn ("first"), a later turn ("next"), or no turn ("").
 Opens = Literal["first", "next", ""]
 
 
@@ -141,9 +141,9 @@ class Processor(Protocol):
         `video` are accepted too.
 
         `images` and `videos` supply the data, in order, for parts that contain no data. Relative paths are
-        resolved under `base_folder`. `cache_salt`: prompts share items in `media_cache` only if they have the
-        same salt. `template_options`: further variables for the chat template (`tools`, `documents`, …). The
-        option `chat_template` replaces the model's template. Raises InvalidRequest, InvalidMedia.
+        resolved under `base_folder`. `cache_salt`: two prompts share items in `media_cache` only if their
+        salts are equal. `template_options`: further variables for the chat template (`tools`, `documents`,
+        …). The option `chat_template` replaces the model's template. Raises InvalidRequest, InvalidMedia.
         """
 
     def prepare_text(
@@ -358,7 +358,7 @@ class ModelPlugin(Protocol):
 
         `shard`: load only this rank's share of the text decoder. `spec` then counts only this rank's heads.
         Only rank 0 has the vision tower and the LM head. A plugin without tensor parallelism may omit this
-        parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the
+        parameter. `batch_invariant`: prefer batch-invariant kernels to faster kernels. `quantize`: the
         matrices' quantised format. `activations`: "int8" to quantise a layer's input rows before the matrix
         product. The engine passes only options that a user sets.
         """

@@ -15,7 +15,7 @@ becomes these events, in this order (`*`: any number):
     DISPATCHED      only with asynchronous scheduling
 
 `update_from_output` becomes EXECUTED and FINISHED*. `update_draft_token_ids` becomes DRAFTED. `add_request`
-becomes QUEUED. `finish_requests` becomes CANCELLED and FINISHED for each request that it returned.
+becomes QUEUED. `finish_requests` becomes CANCELLED and FINISHED for each returned request.
 `reset_prefix_cache` becomes CACHE_RESET. Calls that no other event describes become NOTED.
 
 At admission, the recorder gives a request the lowest free row number. The number becomes free again when the

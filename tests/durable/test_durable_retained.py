@@ -1,4 +1,6 @@
-"""A log from several processes gives the same answers without its oldest segments."""
+"""Tests that several processes can continue a log, and that answers stay correct after the oldest segments
+are deleted.
+"""
 
 import errno
 import os

@@ -1,5 +1,5 @@
-"""Tests Gemma 3 as GGUF files against safetensors folders with the same weights. transformers' modules serve
-both.
+"""Tests Gemma 3 as GGUF files against safetensors folders with the same weights. In both cases, the engine
+runs transformers' modules.
 """
 
 import json
@@ -144,7 +144,7 @@ def config_of(folders, out, **keys):
 def test_windows_and_rotary_embeddings_of_layers(folders, tmp_path):
     rope = {"rope_theta": 1000000.0, "rope_type": "default"}
     plain = config_of(folders, tmp_path)
-    # In larger models, every sixth layer has full attention.
+    # By default, every sixth layer has full attention, and this model has only four layers.
     assert plain["layer_types"] == ["sliding_attention"] * 4
     local = {"rope_theta": 10000.0, "rope_type": "default"}
     assert plain["rope_parameters"] == {"full_attention": rope, "sliding_attention": local}

@@ -73,8 +73,8 @@ def test_there_are_200_different_prompts():
 
 
 def test_greedy_tokens_and_their_log_probabilities_are_transformers(network, few):
-    """Each token is transformers' likeliest token after the preceding tokens, so the answer equals
-    `generate`'s.
+    """Each token is transformers' likeliest token after the preceding tokens. The answer therefore equals the
+    answer from transformers' `generate`.
     """
     assert few["greedy"][0].text == "The capital of France is Paris."
     parted, difference = judged(network, few["greedy"])

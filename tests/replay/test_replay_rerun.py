@@ -80,8 +80,8 @@ def one_seed(monkeypatch):
 
 @pytest.fixture
 def reruns(monkeypatch):
-    """Cache the first rerun's result for a command with another output format. The later command must have
-    the same log and the same changes.
+    """Return the first rerun's result to every later call. All calls must have the same log and the same
+    changes.
     """
     results = []
 
@@ -105,7 +105,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     result = rerun(tmp_path / "log", {})
     logged, again = result.logged.numbers, result.again.numbers
     assert logged["steps"] == report.num_steps and logged["preemptions"] == report.meter.num_preemptions
-    # Latencies start at the step of the request's arrival in the scheduler.
+    # A latency starts at the step in which the request reaches the scheduler.
     lines = request_lines(tmp_path / "log")
     assert logged["ttft_ms_p90"] == spread_of([line.first_token_ns for line in lines]).p90 / 1e6
     assert logged["end_to_end_ms_p50"] == spread_of([line.end_ns for line in lines]).p50 / 1e6
@@ -119,7 +119,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     assert {name: logged[name] for name in COUNTED} == {name: again[name] for name in COUNTED}
     simulated = rerun(tmp_path / "log", {}, exact=False)
     assert not simulated.is_exact
-    for row in simulated.calibration.rows:  # A median of 24 requests depends on the arrival steps.
+    for row in simulated.calibration.rows:  # A median over few requests varies with their arrivals.
         assert abs(row.error) <= max(row.bound, 0.15), row
     for name, error in simulated.errors.items():
         assert error is None or abs(error) < 0.02 or name in ("preemptions", "prefix_hit_percent"), name
@@ -136,8 +136,8 @@ def test_steps_without_drafts_are_repeated(tmp_path):
 
 
 def test_chosen_drafts_are_not_chosen_again(tmp_path):
-    """A log contains only its scheduler's choice of drafts. The policy goodput would drop some of these
-    drafts again.
+    """A log contains only the drafts that its scheduler chose to verify. The policy goodput would drop some
+    of these drafts in the rerun.
     """
     report = simulated_log(tmp_path / "log", count=30, max_num_seqs=2, num_draft_tokens=3, draft_policy="all")
     watch = Watch(open_log(tmp_path / "log").config, 30)

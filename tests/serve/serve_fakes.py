@@ -137,7 +137,7 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            # the echo follows no grammar, so a stop string always cuts it
+            # The echo ignores the request's grammar, so a stop string counts as a cut.
             is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))

@@ -1,4 +1,4 @@
-"""Test values from incomplete JSON texts. Values only grow."""
+"""Tests PartialJson's values for incomplete JSON texts. Each value extends the previous value."""
 
 import json
 import random

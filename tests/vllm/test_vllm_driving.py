@@ -122,8 +122,8 @@ class Manager:
 
 
 def run(scheduler, workers, requests, *, before=None, depth=1):
-    """Run vLLM's loop until all requests end. Return each request's outputs. `depth`: how many steps are
-    scheduled before the oldest step is updated.
+    """Run vLLM's loop until all requests end. Return each request's outputs. `depth`: maximum number of steps
+    in flight.
     """
     got, queue, step = {request.request_id: [] for request in requests}, [], 0
     arrivals = list(requests)

@@ -203,10 +203,11 @@ def tensor_entries(
     paired_heads: Callable[[str], int],
     parts: Mapping[str, str] = PARTS,
 ) -> dict[str, GGUFEntry]:
-    """Return every tensor by its canonical name, as `open_tensors` (checkpoint/tensors.py) does for a folder.
+    """Return every tensor by its canonical name (checkpoint/names.py).
 
-    `canonical_name` and `paired_heads` receive transformers names (`model.layers.0.self_attn.q_proj.weight`).
-    `parts`: see `plain_name`. Raises ModelError if the rows cannot be divided by the heads.
+    `canonical_name` and `paired_heads` are functions that take a transformers name
+    (`model.layers.0.self_attn.q_proj.weight`). `parts`: see `plain_name`. Raises ModelError if the rows
+    cannot be divided by the heads.
     """
     entries: dict[str, GGUFEntry] = {}
     for name, tensor in _each_expert(container, parts):

@@ -1,4 +1,4 @@
-"""Drafts a decision's encoder work: items to encode, outputs to evict, and where a chunk is cut."""
+"""Plans a decision's encoder work: items to encode, outputs to evict, and the lengths of cut chunks."""
 
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class EncoderDraft:
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
         """Cut the chunk [start, start + length) before the first item that does not fit, and return the new
-        length. Items that fit are added to the draft.
+        length. Items that fit are added to the plan.
         """
         if not length:
             return 0
@@ -81,9 +81,9 @@ class EncoderDraft:
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return the EVICTED event if the encoder cache must change although the chunk does not run, else
-        None. Only vLLM's rules require such a change. `given_up`: whether the request was examined and cannot
-        run in this step.
+        """Return the EVICTED event if the encoder cache must change although the request's chunk does not
+        run. Otherwise return None. Only vLLM's rules require such a change. `given_up`: whether the request
+        was examined and cannot run in this step.
         """
         return None
 

@@ -1,9 +1,9 @@
 """Decides when a draft trial has lost too much time, and when the next trial may begin.
 
 A trial turns drafts on to find out whether they save time. All times come from the step times in the log, in
-ns. Each step with drafts is compared with the time that as many tokens take without drafts. A step with
-drafts is also charged for a share of the draft head's prompt reading. The next trial begins when the last
-trial's loss is small compared with the time since drafts were turned off.
+ns. A step with drafts is compared with the time that its tokens would take without drafts. A share of the
+draft head's time for prompts is added to the step's time. The next trial begins when the last trial's loss is
+small compared with the time since drafts were turned off.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -80,8 +80,8 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return the number of steps, each `plain_ns` long, until this bucket's next trial. Buckets with up
-        to 1.5 times as many rows also delay the trial.
+        """Return the number of steps, each `plain_ns` long, until this bucket's next trial. Another bucket's
+        wait also counts if that bucket has at most 1.5 times this bucket's rows.
         """
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]

@@ -1,9 +1,9 @@
 """Minimizes a failing log: first removes requests, and then makes values smaller, as long as the failure
 stays the same.
 
-A candidate is the log's script with something removed or made smaller. This build runs the candidate in
-memory, and accepts it if its failure has the signature of the log's failure. A signature is the failure's
-kind and its text without numbers and names.
+A candidate is the log's script with something removed or made smaller. The minimizer runs the candidate in
+memory with this build. A candidate is accepted if its failure has the same signature as the log's failure. A
+signature is the failure's kind and its text without numbers and names.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self.is_cut_short = False
-        # Script digest -> failure, or None for no failure or another failure.
+        # Script digest -> failure, or None if the script does not fail or fails with another signature.
         self._found: dict[bytes, Failure | None] = {}
         self._tell()
         begin = self._deadline.passed()
@@ -131,7 +131,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Replay a candidate. Return its failure if the signature is the log's, otherwise None."""
+        """Replay a candidate. Return the failure if the signature equals the log's, otherwise None."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()

@@ -2,9 +2,9 @@
 another.
 
 The functions take float32 logits [r, vocab_size] and one parameter for each row [r, 1]. They return logits
-with -inf for filtered tokens. A filter keeps all tokens with equal logits, or none. The order in which a sort
-puts equal logits then does not matter. A filter may therefore keep more than k tokens, or more probability
-mass than p.
+with -inf for filtered tokens. Tokens with equal logits are either all kept or all filtered. The order in
+which a sort puts equal logits therefore does not matter. A filter may therefore keep more than k tokens, or
+more probability mass than p.
 """
 
 import torch

@@ -22,7 +22,7 @@ MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: chat `messages`, a `text` with media placeholders, `token_ids`, or a `framed` text.
+    """A prompt: chat `messages`, a `text` with media placeholders, `token_ids`, or `framed` (see FramedText).
 
     `images` and `videos` supply the data, in order, for placeholders and message parts without data. Relative
     paths are resolved against `base_folder`. `media_options` limits pixels and frames for all media in the

@@ -18,7 +18,7 @@ _IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # `attrgetter
 
 
 class CallObserver(Protocol):
-    """The registry's methods that a call invokes when its state changes.
+    """The registry's methods that a call invokes when the call's state changes.
 
     `attended`: a client started to read the call. `unattended`: the last client left. `over`: the answer is
     complete or has failed.
@@ -62,7 +62,7 @@ class DetachedCall:
         self._held: list[HeldAnswer] = []
         self._num_readers = 0
         self._has_begun = False
-        self.timer: asyncio.TimerHandle | None = None  # None if the call has never waited for a client.
+        self.timer: asyncio.TimerHandle | None = None  # Drops the call if no client returns in time.
 
     @property
     def stays(self) -> bool:

@@ -85,8 +85,8 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        # Computes and caches the tool call format before the first call. If the template is invalid, each
-        # call reports the error.
+        # Computes and caches the tool call format before the first request. If the template is invalid, each
+        # request reports the error.
         with suppress(InvalidRequest):
             tools.processor.call_format(self._template or None)
 

@@ -24,11 +24,11 @@ class RequestMedia:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> ParsedRequest:
-        """Return the request with the media's bytes in its prompts, and with the plan for its boxes in the
-        envelope.
+        """Return the request with the media's bytes in the prompts, and with the plan for the requested boxes
+        in the envelope.
 
-        `add` is called with the number of bytes, and may raise ApiError. Raises ApiError, and for an image by
-        URL the errors that `with_fetched_media` raises.
+        `add` is called with the number of uploaded or fetched bytes, and may raise ApiError. Raises ApiError.
+        For an image by URL, also raises the errors from `with_fetched_media`.
         """
         await self.uploads.fill(parsed_request, add)
         planner = parsed_request.box_planner

@@ -43,8 +43,8 @@ def field_confidences(
     """Return the confidence of each field in an answer by JSON pointer.
 
     `source`: the normalized schema. `token_ids`: the answer's tokens, beginning with the JSON text.
-    `confidences`: each token's confidence, or None for a token from another engine. A field with such a token
-    is left out. `bytes_of`: returns a token's bytes, b"" for a special token.
+    `confidences`: each token's confidence, or None for a token that another engine sampled. A field with
+    such a token is left out. `bytes_of`: returns a token's bytes, b"" for a special token.
     """
     pieces = [bytes_of(token) for token in token_ids]
     ends = list(accumulate(map(len, pieces)))
@@ -66,7 +66,7 @@ def _steps(
     bytes_of: Callable[[int], bytes],
 ) -> list[Step] | None:
     """Return the tokens that contain bytes of the value. If the last token ends exactly where the value ends,
-    also return the next token, if any.
+    also return the next token, because this token could have continued the value.
 
     Returns None if a token with bytes of the value has no confidence.
     """
