@@ -1,5 +1,5 @@
-"""Tests that `open_strict` refuses a folder whose contents another user can change. The tests also work as
-root, because `open_strict` reads owners and modes.
+"""Tests that `open_strict` refuses a folder whose contents another user can change. `open_strict` checks
+owners and modes, not access rights, so the tests also work as root.
 """
 
 import os

@@ -41,8 +41,7 @@ FIRST, AGAIN, SECOND = "first question", "second question, all computed", "secon
 QUESTIONS = {FIRST: "What is it?", AGAIN: "And where is it?", SECOND: "And where is it?"}
 BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits: mmengine's time divided by llama.cpp's time.
 CLOCKS = {"seconds": "elapsed", "cpu": "CPU time"}
-# Maps each engine to a dict from questions to lists with the figures per round. "checks" has the last round's
-# comparison.
+# `found[engine][question]` lists the figures per round. `found["checks"]` is the last round's comparison.
 Found = dict[str, dict]
 
 
@@ -130,7 +129,7 @@ def _answers(process: Process, name: str, picture: Path) -> Iterator[tuple[str, 
 
 
 def _outputs(process: Process, folder: Path) -> dict[str, np.ndarray]:
-    """Return an engine's last image features [tokens, width] and logits [1, vocabulary]."""
+    """Return the image features [tokens, width] and logits [1, vocabulary] from an engine's last answer."""
     path = folder / "output.npy"
     found = {}
     for what in ("features", "logits"):

@@ -1,7 +1,8 @@
 """Calls llama.cpp's libraries. `libraries` is the folder with the .so files, from the npm package
 @node-llama-cpp/linux-x64 or from environment.sh's build.
 
-The structures name only llama.cpp's leading fields, because later fields change between versions.
+The classes declare only the first fields of llama.cpp's structures, because later fields change between
+versions.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOM = 512  # Bytes for fields after the named ones.
+ROOM = 512  # Bytes for the fields that a class does not declare.
 FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15}
 
 

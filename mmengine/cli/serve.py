@@ -140,7 +140,7 @@ def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
-    """Return the engine's config. `is_new`: whether the log is new. Raises ConfigError."""
+    """Return the engine's config. `is_new`: whether the defaults for a new log apply. Raises ConfigError."""
     return model.config(
         keeps_media=not log.no_media_store,
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),

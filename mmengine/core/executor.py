@@ -20,7 +20,7 @@ CUT = "cut"  # kind of stop: a stop string ended the text before the text satisf
 REPETITION = "repetition"  # kind of stop: the text repeated itself
 # Kind of stop: the text repeated itself, and more tokens then satisfied the grammar.
 REPETITION_CLOSED = "repetition_closed"
-PADDING = -1  # fills arrays of ids after a row's last id; also the placeholder for a draft
+PADDING = -1  # fills arrays of ids after a row's last id, and marks the place for a draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
     # int32 [m, 2], (source slot, destination slot) for each admitted row. The states are copied in this order
     # before the forward pass. If the source is NO_STATE, the destination is set to zero.
     begins: np.ndarray
-    # int32 [k, 3], (index among the rows, the row's number of tokens n, slot). The state after the row's
-    # first n tokens is copied to the slot. Drafts are not included.
+    # int32 [k, 3], (index among the rows, token count, slot). The row's state after this many tokens is
+    # copied to the slot. The count includes no drafts.
     kept: np.ndarray
 
 
@@ -105,8 +105,7 @@ class WindowPlan(NamedTuple):
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """A step for an executor, with n scheduled rows, t = num_scheduled.sum() tokens and s rows that sample.
 
-    The arrays do not change after the dispatch, except that `block_table` may change after the step is
-    collected.
+    After the step is collected, `block_table` may change. All other arrays never change after the dispatch.
     """
 
     step: int
@@ -116,8 +115,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     input_ids: np.ndarray  # int32 [t], the rows' tokens, row by row; only a row's last token may be PENDING
     token_index: np.ndarray  # int32 [t], position of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
-    # int32 [n, b], b = number of blocks of the longest row; 0 past a row's end. If all layers have a window,
-    # entries before the window have arbitrary values.
+    # int32 [n, b], b = number of blocks of the longest row. Entries past a row's end are 0. If all layers
+    # have a window, entries before the window have arbitrary values.
     block_table: np.ndarray
     sample: np.ndarray  # int32 [s], the rows that sample, as ascending indices among the n rows
     admitted: tuple[Admission, ...] = ()
@@ -212,14 +211,14 @@ class StepResult(msgspec.Struct, eq=False):
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
     "closed", CUT, REPETITION or REPETITION_CLOSED.
 
-    `errors`: (index, text) for each row that failed alone, for example with NaN logits.
+    `errors`: (index, text) for each row that failed although the step succeeded, for example with NaN logits.
 
     `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. If a confidence was computed,
     its pairs follow the logprobs (token_confidence.py). A row with several tokens may have an entry for each
     token.
 
-    In a step with drafts, `counts` is each row's number of tokens: the accepted drafts and one more.
-    `token_ids` then contains the tokens row by row. `drafts`: the drafts for the next step.
+    In a step with drafts, `counts` is each row's number of returned tokens: the accepted drafts and the token
+    after them. `token_ids` then contains the tokens row by row. `drafts`: the drafts for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]

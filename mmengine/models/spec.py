@@ -42,7 +42,7 @@ class ModelSpec:
     """The model sizes that the runtime and the scheduler need.
 
     `runs`: which tokens form a run in layers with `sees_runs`. "run": a media item's consecutive placeholder
-    tokens. "prompt": all tokens in a prompt.
+    tokens. "media": all media tokens in a prompt. "prompt": all tokens in a prompt.
     """
 
     num_layers: int
@@ -57,7 +57,8 @@ class ModelSpec:
     merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
     weights_held: str = ""  # How quantised matrices are held in memory, as a text for users, or "".
     state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
-    # One entry for each attention layer, in order. (): all layers are plain and have their own KV.
+    # One entry for each attention layer, in order. Without entries, all layers are plain and have their own
+    # KV.
     attention: tuple[LayerAttention, ...] = ()
     runs: RunKind = ""
     atomic_runs: bool = False  # Whether one step must compute all tokens of an embedding run.

@@ -1,4 +1,4 @@
-"""Maps the tensor names that transformers 4.5x and 5 write to canonical names."""
+"""Maps the tensor names in checkpoints from transformers 4.5x and 5 to canonical names."""
 
 import re
 

@@ -43,8 +43,8 @@ def in_words(number: int) -> str:
 
 VERSION = "smolvlm-processing-1"  # Changes when the same input would give other pixels or tokens.
 IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # <video> is not a token in published folders.
-# Published templates do not support videos. This template also supports videos, and renders all other prompts
-# equally.
+# Published templates do not support videos. This template supports videos, and renders prompts without videos
+# as the published templates do.
 VIDEO_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}"
     "{{ ':' if message.content[0].type == 'image' else ': ' }}{% for part in message.content %}"

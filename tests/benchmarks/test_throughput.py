@@ -171,7 +171,7 @@ def test_the_sampler_sees_what_runs_inside(module):
     flame = module("profiling.flame")
 
     def busy(sampler):
-        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # The sampler's thread adds stacks.
+        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # The signal handler adds stacks.
             sum(range(1000))
 
     def outermost(sampler):

@@ -1,5 +1,5 @@
-"""Tests mixtures of experts: reading separate, stacked, transposed and FP8 experts, splitting over ranks, and
-computing.
+"""Tests reading, sharding and computing mixtures of experts. The experts are separate, stacked, transposed or
+in FP8.
 """
 
 import json

@@ -139,7 +139,7 @@ def test_transparency_is_laid_on_white_as_in_transformers(reference):
         white = Image.new("RGBA", image.size, "white")
         laid = np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
         assert (np.asarray(load(image)) == laid).all(), image.mode
-        if "return_numpy" in signature(convert_to_rgb).parameters:  # Older versions drop alpha.
+        if "return_numpy" in signature(convert_to_rgb).parameters:  # Older versions drop the alpha channel.
             assert (laid == convert_to_rgb(image, return_numpy=True)).all(), image.mode
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
     assert np.asarray(load(encoded(clear, "PNG"))).min() == 255

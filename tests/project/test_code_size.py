@@ -1,4 +1,6 @@
-"""Tests the limits for files, functions and type escapes, and that the list of exceptions only shrinks."""
+"""Tests the limits for files, functions and type escapes (such as Any). Also tests that the list of
+exceptions only shrinks.
+"""
 
 import ast
 

@@ -263,7 +263,7 @@ def test_other_settings_diverge(run, tmp_path, name, value):
 
 
 def test_a_log_cut_between_any_two_records_agrees_up_to_there(run, tmp_path):
-    """A log verifies even if the engine was killed after any record."""
+    """A log that was cut after any record verifies up to this record."""
     _, records, _ = run
     near = find(records, ev.Failed)
     cuts = {*range(1, len(records), 17), *range(near - 3, near + 8)}

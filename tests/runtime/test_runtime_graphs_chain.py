@@ -92,7 +92,7 @@ def sides(tmp_path_factory):
     st.integers(0, 99),
 )
 def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
-    """Consecutive chains use the same buffers. Some rows already have drafts."""
+    """Consecutive chains use the same buffers. Some rows already have drafts from other drafters."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
     given = np.full((len(most), MOST), NO_DRAFT, np.int64)

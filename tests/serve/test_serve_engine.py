@@ -189,7 +189,7 @@ def test_a_batch_larger_than_the_queue_goes_through_and_errors_stay_in_their_pla
 def test_answers_of_a_batch_are_never_rejected_for_want_of_a_place():
     prompt, options = jobs(["some prompt of some length"])[0]
     several = Options(SamplingParams(max_tokens=60, n=3))
-    # Seven blocks hold three such requests, so rows are preempted.
+    # Seven blocks hold only three such requests, so rows are preempted.
     with Engine(builder=builder(max_waiting=4, num_blocks=8)) as engine:
         answers = dict(run_batch(engine, [(prompt, several), (prompt, options)] * 10))
         assert engine.stats().num_preemptions > 0

@@ -23,7 +23,7 @@ class Recorded(RecordsCalls, FakeScheduler):
 
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """Returns a function that makes a recording scheduler. Its log is in tmp_path / "log"."""
+    """Returns a function that makes a recording scheduler with a log in tmp_path / "log"."""
     monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
     made = []
 
@@ -104,7 +104,7 @@ def test_pseudo_ids_are_equal_for_as_long_as_the_tokens_are(record, tmp_path):
     events, _ = folded(tmp_path / "log")
     a, b, c = (tokens_in(event.prompt) for event in of_type(events, ev.Queued))
     answer = [tokens_in(event.token_ids)[0] for event in of_type(events, ev.Executed)]
-    assert b[:5] == a + answer[:2]  # The answer's ids continue the prompt's chain of ids.
+    assert b[:5] == a + answer[:2]  # The same tokens in an answer and in a prompt get equal pseudo ids.
     assert not set(a) & set(c)
 
 

@@ -98,8 +98,9 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def order_after_release(self, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the blocks that `release` would free for these groups, as a pair: (blocks for the front of
-        the free list, blocks for its back). The free list gives out blocks from the front.
+        """Return the blocks that would become free if `release` were called for each array in `groups`, as a
+        pair: (blocks for the front of the free list, blocks for its back). The free list gives out blocks
+        from the front.
         """
         front, back = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         for blocks in groups:
@@ -130,8 +131,8 @@ def further_blocks(
     """Return the rows that need more blocks (indices into `rows`, intp), and how many more each row needs
     (int32).
 
-    `num_tokens`: number of further tokens, for each row or for all rows. The drafter's lookahead is added,
-    but no row gets blocks for more than max_model_len tokens.
+    `num_tokens`: each row's number of further tokens, or a single number for every row. The drafter's
+    lookahead is added, but no row gets blocks for more than max_model_len tokens.
     """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
@@ -209,5 +210,5 @@ def _prompt_hash(request: Request) -> bytes:
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Return the maximum number of tokens per request in a step; 0: no limit. One request has no limit."""
+    """Return the maximum number of tokens per request in a step; 0: no limit. A sole request has no limit."""
     return config.long_prefill_token_threshold if num_requests > 1 else 0

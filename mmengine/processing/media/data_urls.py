@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_to_bytes
 
-PIECE = 2**15  # Number of characters that are decoded at once.
+PIECE = 2**15  # Maximum number of characters that are decoded in a call.
 MAX_HEAD = 256  # Maximum number of characters before the comma of a data: URL.
 _AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which are stripped.
 _WITHIN = dict.fromkeys(map(ord, "\t\n\r"))

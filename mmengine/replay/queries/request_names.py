@@ -31,8 +31,8 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
     choices.
 
     `given` may have the prefix of an API (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`). A server's ids begin
-    with the hash of the API key, which may be missing in `given`. A tool call's id belongs to the answer that
-    contains the call.
+    with the hash of the API key, which may be missing in `given`. If `given` is a tool call's id, the result
+    contains the request whose answer contains the call.
     """
     names = list(dict.fromkeys(names))
     for wanted in _meant(given):

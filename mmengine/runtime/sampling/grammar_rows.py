@@ -51,7 +51,7 @@ def _masks(
 ) -> tuple[Masks | None, dict[int, str]]:
     """Return masks for the positions `selected`, and row -> reason for each row without an allowed token.
 
-    `selected` must contain either all positions in a row or none.
+    For each row, `selected` must contain all the row's positions or no position.
     """
     if not len(selected):
         return None, {}

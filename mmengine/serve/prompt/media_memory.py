@@ -61,7 +61,7 @@ class MediaMemory:
         self._held: dict[object, list[int]] = {}  # ids of arrays by holder
         self._rows: dict[
             int, tuple[int, np.ndarray]
-        ] = {}  # by id: (number of holders, array); the reference keeps the id valid
+        ] = {}  # by id: (number of holders, array); the id stays unique while the array exists
         self.num_bytes = 0
 
     @property

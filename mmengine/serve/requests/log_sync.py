@@ -17,8 +17,8 @@ class LogSyncer:
     """Calls `sync` and `tidy` in the background after steps, at most every 10 ms.
 
     `sync` protects the log against power cuts; None disables syncs. A killed process loses no events, with or
-    without syncs. `tidy` packs full segments and deletes old segments. `tidy` also runs once a minute without
-    steps.
+    without syncs. `tidy` packs full segments and deletes old segments. While no steps run, `tidy` runs once a
+    minute.
     """
 
     def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):

@@ -1,7 +1,7 @@
 """Writes an OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
 
 When a request ends, the engine reports the request's times (`mmengine.serve.requests.request_times`), and the
-child spans are written. OpenTelemetry's modules are loaded only if the server traces.
+child spans are written. OpenTelemetry's modules are loaded only if tracing is enabled.
 """
 
 import asyncio

@@ -38,7 +38,9 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Must run after acceptance, when the tokens that end reasoning are known."""
+        """Prepare the choices. Must run after the engine has accepted the prompt, when the tokens that end
+        reasoning are known.
+        """
         parsed_request = self._asked
         self._choices = [
             ChoiceDeltas(

@@ -83,7 +83,8 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        # The page's playground sends the client's request id. In the log, the id begins with the key's owner.
+        # The page's playground sends the client's request id. In the log, the id begins with the API key's
+        # hash.
         if question == "drafts":
             name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):

@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
 
-MAX_HELD = 64 * 2**10  # Longer schemas are put into Lark, because llguidance parses Lark without the GIL.
+MAX_HELD = 64 * 2**10  # Longer schemas are put into a Lark grammar, which llguidance parses without the GIL.
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 

@@ -82,7 +82,7 @@ def _verified(folder: Path, invariants: bool) -> tuple[str, str]:
 
 
 class Small(NamedTuple):
-    """A minimized log's number of requests and failure."""
+    """The number of requests and the failure in a minimized log."""
 
     num_requests: int
     failure: Failure

@@ -40,7 +40,7 @@ class Chunk(msgspec.Struct, array_like=True):
 
 
 class _Unpacked(NamedTuple):
-    """An unpacked request. Each state gets its own copy. `num_bytes`: its assumed size."""
+    """An unpacked request. Each state gets its own copy. `num_bytes`: the request's assumed size."""
 
     req_state: RequestState
     num_bytes: int
@@ -57,7 +57,7 @@ class RequestTable:
         self._next = last.first + last.count
         # Maps a request's digest to its number. None until the digests of loaded chunks are computed.
         self._numbers: dict[bytes, int] | None = None if self._chunks else {}
-        self._decoded: dict[int, _Unpacked] = {}  # by number; the last used request is last
+        self._decoded: dict[int, _Unpacked] = {}  # by number; the most recently used request is last
         self._decoded_bytes = 0
         self.num_bytes = sum(len(each.data) + ENTRY_BYTES * each.count for each in self._chunks)
 
@@ -78,7 +78,8 @@ class RequestTable:
         return number
 
     def take(self, numbers: list[int], state: State) -> list[RequestState]:
-        """Return new objects for the requests with these numbers. `state`: the state to which they belong.
+        """Return new objects for the requests with these numbers. `state`: the state to which the requests
+        belong.
 
         Raises CorruptLog for damaged bytes, and KeyError for an unknown number.
         """
@@ -95,7 +96,7 @@ class RequestTable:
         return found
 
     def drop_others(self, used: np.ndarray) -> None:
-        """Delete the chunks without used requests. `used`: the used requests' numbers, ascending."""
+        """Delete each chunk that contains no request in `used`. `used`: numbers of requests, ascending."""
         starts = np.searchsorted(used, [each.first for each in self._chunks])
         ends = np.searchsorted(used, [each.first + each.count for each in self._chunks])
         pairs = zip(self._chunks, (starts < ends).tolist(), strict=True)

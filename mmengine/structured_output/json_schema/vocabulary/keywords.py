@@ -110,7 +110,7 @@ EXACT = 2**53  # Largest integer that is exact in the grammar engine, which read
 MAX_DECIMALS = 15
 # Maximum number of remainders for a `multipleOf`. The grammar engine has a state for each remainder.
 MAX_REMAINDERS = 250_000
-REMAINDER_COST = 5  # Work steps per remainder, for about 10 µs in the grammar engine.
+REMAINDER_COST = 5  # Work steps per remainder. The grammar engine needs about 10 µs per remainder.
 
 
 def to_fraction(value: int | float) -> Fraction:
