@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Assumed maximum number of bytes after a stop string, in the token that completes the string.
+# Assumed maximum number of bytes that a token has after the stop string that the token completes.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -305,7 +305,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
     token limit, "close" completes the answer, "length" cuts it off. `max_digits`: maximum number of digits in
     each part of a number, if the schema does not limit the number; 0: no maximum, None: the engine's setting.
-    `field_confidence`: whether tokens get a TokenConfidence.
+    `field_confidence`: whether tokens get a TokenConfidence (token_confidence.py).
     """
 
     kind: str

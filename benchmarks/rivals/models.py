@@ -40,8 +40,8 @@ def make(shape: str) -> dict[str, Path]:
 def make_gguf(shape: str, folder: Path, sources: Path, libraries: Path) -> Path:
     """Return the path of a random model in Q4_K_M, made with llama.cpp's converter and quantiser.
 
-    `folder`: where files are kept for later calls. `sources`, `libraries`: folders with the converter and
-    with libllama.
+    `folder`: where files are kept for later calls. `sources`: the folder with the converter. `libraries`: the
+    folder with libllama.
     """
     from benchmarks.rivals.packaged_llama import quantise
 

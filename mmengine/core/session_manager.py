@@ -64,9 +64,9 @@ class SessionManager(Observer):
         """Submit a request whose prompt and media contain the whole conversation so far.
 
         The session keeps the longest prefix that it shares with the prompt (at most `num_kept` tokens) and
-        forgets the rest. The answer is added to the session. The other arguments are fields of the APPENDED
-        event. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session, and
-        SessionBusy while the session has a running request.
+        forgets the rest. The answer is added to the session. `num_opening`, `is_anchor` and `film` are fields
+        of the APPENDED event. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown
+        session, and SessionBusy while the session has a running request.
         """
         session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:
@@ -125,8 +125,8 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start a session's idle time when the session opens or its request ends. Stop the time when the next
-        request arrives.
+        """Start a session's idle time when the session opens or its request ends. The next request's arrival
+        stops the idle time.
         """
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):

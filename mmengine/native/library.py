@@ -18,7 +18,7 @@ _log = logging.getLogger("mmengine.native")
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """The loaded library, or None. In the second case, `text` states the reason."""
+    """The loaded library, or None. If the library is None, `text` states the reason."""
 
     library: ctypes.CDLL | None
     text: str  # one line for the user

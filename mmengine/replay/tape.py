@@ -247,8 +247,8 @@ class LogTape:
         return self.next
 
     def divergence(self, name: str, logged: Any, derived: Any, event: ev.Event | None = None) -> Divergence:
-        """Return a divergence in the field `name` of the next record. `event`: the derived event, if there is
-        one.
+        """Return a divergence in the field `name` of the next record. `event`: the event that the replay
+        produced instead, or None.
         """
         record = self._expect()
         where = (record.sequence, record.step, type(record.event).__name__, name)

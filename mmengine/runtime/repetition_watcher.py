@@ -18,7 +18,7 @@ class RepetitionWatcher:
 
     def __init__(self, max_rows: int) -> None:
         self._recent = np.full((max_rows, 0), _NOTHING, np.int32)  # [rows, P], a ring of the last P tokens
-        # [rows, P], column p - 1: how many of the last tokens in a row equal the token p positions earlier.
+        # [rows, P], column p - 1: how many consecutive tokens at the end equal the token p positions earlier.
         self._matches = np.zeros((max_rows, 0), np.int32)
         self._needed = np.zeros(
             (max_rows, 0), np.int32
@@ -43,7 +43,7 @@ class RepetitionWatcher:
             equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
             runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
             self._matches[row, period - 1] = runs[-1]
-            # An answer that repeated itself before its admission continues only to complete its grammar.
+            # If the answer repeated itself before this admission, the row only completes its grammar.
             is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
             self.has_repeated[row] |= is_found.any()
 

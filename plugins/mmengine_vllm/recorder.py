@@ -157,7 +157,7 @@ class Recorder:
             self.step += 1
 
     def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> bytes:
-        """Record SCHEDULED for the first `num_running` requests, and return the column of their rows."""
+        """Record SCHEDULED for the first `num_running` requests, and return their rows as int32 bytes."""
         counts = output.num_scheduled_tokens
         given = output.scheduled_cached_reqs.new_block_ids
         running, new = ids, 0

@@ -93,7 +93,9 @@ def log_size(log):
 
 
 def kill_at_random(command, folder, log, rng):
-    """Start the command, kill it a random time after the log has grown, and return the exit code."""
+    """Start the command, and wait until the log grows. Kill the process a random time later, and return the
+    exit code.
+    """
     before, deadline = log_size(log), time.monotonic() + START_S
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     while process.poll() is None and log_size(log) == before and time.monotonic() < deadline:

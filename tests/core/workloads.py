@@ -20,13 +20,15 @@ ADAPTERS = (
     *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
 )
 GRAMMAR_ROWS = (
-    GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot in the log
+    GrammarRequest(
+        "lark", 'start: "a"' + 100 * ' "b"', (7, 9)
+    ),  # long, so this grammar gets a slot in the log
     GrammarRequest("regex", "a", on_truncation="close"),  # truncated answers are completed
 )
 
 
 def small_config(rng: random.Random) -> EngineConfig:
-    """Return small settings: budgets split prompts, the pool runs out of blocks, and caches evict."""
+    """Return settings so small that budgets split prompts, the pool runs out of blocks, and caches evict."""
     block_size = rng.choice([1, 2, 4, 8, 16])
     max_model_len = rng.randint(8, 96)
     blocks_each = -(-max_model_len // block_size)

@@ -1,4 +1,4 @@
-"""Tests that replaying a log's script under the log's settings repeats the log's decisions."""
+"""Tests that playing a log's observations and answers again, with equal settings, repeats its decisions."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_the_answer_is_that_of_the_whole_image(whole, tmp_path):
 
 
 def test_a_resumed_log_encodes_the_item_again(whole, tmp_path):
-    """Encoded pieces are lost with the process; the answer is the same."""
+    """Encoded pieces are lost with the process, but the answer stays the same."""
     if load() is None:
         pytest.skip(describe())
     with Engine(config=config_of(30), log=tmp_path / "log") as engine:

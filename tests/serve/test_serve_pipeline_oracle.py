@@ -24,8 +24,8 @@ PREFILL = [
 
 
 def theirs(shown, rows, **options):
-    """Return transformers' records for the input `shown`. `rows`: the prompt and answer tokens of each
-    answer.
+    """Return transformers' records for the input `shown`. `rows`: for each answer, the prompt's tokens and
+    the answer's tokens.
     """
     from transformers.pipelines.image_text_to_text import ImageTextToTextPipeline, ReturnType
     from transformers.utils.chat_template_utils import Chat

@@ -1,5 +1,5 @@
-"""Tests simulations of small scenarios: each makes the decisions that were checked by hand, and satisfies
-general invariants.
+"""Tests that simulations of small scenarios make the decisions that were checked by hand, and satisfy general
+invariants.
 """
 
 import json

@@ -29,8 +29,8 @@ SETTINGS = {
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """Return a request with a system prompt (five exist) and up to two images (100 exist). Every fourth
-    request stops early.
+    """Return a request with a system prompt (from five) and up to two images (from 100). Every fourth request
+    stops early.
     """
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 2])):

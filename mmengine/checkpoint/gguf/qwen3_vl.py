@@ -65,7 +65,7 @@ class Qwen3VLProjector(QwenProjector):
         }
 
     def _hybrid_config(self, text: Json, vision: Json, container: Container) -> Json:
-        """Return the config of a Qwen3.5 model. Its text config already has the rotary sections."""
+        """Return the config of a Qwen3.5 model. `text` already has the rotary sections."""
         model_type = str(text["model_type"])
         return {
             "architectures": [_HYBRIDS[model_type]],

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmengine.core.state.step_cost import ONE
 
-DRAFTERS = 8  # drafters with separate counts; drafters with larger numbers share the last counts
+DRAFTERS = 8  # number of drafters with separate counts; further drafters are counted with the last
 TRIAL = 256  # the weight of one trial
 # Above this weight, a row's counts are halved. A drafter's limit is 16 times as high.
 MEMORY = 24 * TRIAL
@@ -39,8 +39,8 @@ class Acceptance:
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
         """Record the verified drafts for `rows` (intp [m]). `count` later adds the drafts to the counts.
 
-        `drafters`: each row's drafter. `drafted`: each row's draft count, 0 for none. `counts`:
-        how many tokens each row got, as the bytes of int32 [m].
+        `drafters`: each row's drafter number. `drafted`: each row's draft count, 0 for none. `counts`: how
+        many tokens each row got, as the bytes of int32 [m].
         """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
@@ -86,7 +86,7 @@ class Acceptance:
 
 
 def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """Return the powers chance, chance^2, …, chance^most for a probability, in 1/65536: int64 [most, ...]."""
+    """Return each probability's powers from 1 to `most`, in 1/65536 like `chances`: int64 [most, ...]."""
     table = np.empty((most, *chances.shape), np.int64)
     table[0] = chances
     for depth in range(1, most):

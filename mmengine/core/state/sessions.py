@@ -24,7 +24,8 @@ IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was idle too lon
 
 class Chunk(NamedTuple):
     """The tokens that a request added to a session. `start`: its first token's position. `num_outputs`:
-    number of answer tokens at the chunk's end. The other fields are as in the event APPENDED.
+    number of answer tokens at the chunk's end. `num_opening`, `is_anchor` and `film` come from the event
+    APPENDED.
     """
 
     start: int

@@ -73,8 +73,8 @@ class TowerPass:
         self._next = next(self._stages)  # The cost of the next stage.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute until the share `until` / `work` of the pass is done. Return the features, as `encode`
-        does, after the last stage, and None before.
+        """Compute until the share `until` / `work` of the pass is done. After the last stage, return the
+        features as `encode` does. Before that, return None.
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next

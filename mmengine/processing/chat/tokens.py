@@ -32,8 +32,8 @@ class ChatTokenizer:
     """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
     `special`: text -> id for each special token. Added tokens that the file does not mark as special, such as
-    <think>, are not included, because a user's text may be encoded as these tokens. `marked`: `special`, and
-    media placeholders without a token in the vocabulary. These placeholders have negative ids, which no
+    <think>, are not included, because a user's text is allowed to become these tokens. `marked`: `special`,
+    and media placeholders without a token in the vocabulary. These placeholders have negative ids, which no
     finished prompt contains.
     """
 

@@ -20,7 +20,7 @@ class Loss(msgspec.Struct, frozen=True):
 
     `since`, `by`: the step and the request that computed the block. `until`: the step that evicted the block,
     or -1 while it is cached. `why`: the reason for the eviction. `taken_by`: the request that got the block's
-    memory. `note`: a remark if this build's scheduler would have evicted other blocks than the log's;
+    memory. `note`: a remark if this build's scheduler would have evicted other blocks than the log records;
     otherwise "".
     """
 
@@ -36,8 +36,8 @@ class PrefixTrail:
     """Follows the blocks that are prefix cache hits for a request, from the log's first record.
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
-    tokens at admission. `ahead`: `media_ahead` from the log's STARTED event. `by`: the request that computed
-    the blocks in the first state.
+    tokens at admission. `ahead`: a block's hash includes media up to this number of tokens after the block
+    (see `block_extras`). `by`: the request that computed the blocks in the first state.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
@@ -49,7 +49,7 @@ class PrefixTrail:
         self._by = by
         self._blocks: list[int] = []  # The ids of the cached prefix blocks, in order.
         self._content: list[int] = []
-        # Maps a block's index in the prefix to its latest time in the cache.
+        # Maps a block's index in the prefix to the block's latest Loss.
         self.losses: dict[int, Loss] = {}
 
     @property
@@ -63,8 +63,8 @@ class PrefixTrail:
         return bool(new) and bool(np.isin(self._blocks, np.frombuffer(new, np.int32)).any())
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: the installed scheduler's
-        decision in place of the record's event, or None if unknown.
+        """Update the trail with a record that was just applied. `expected`: the event that this build's
+        scheduler would have logged instead, or None if unknown.
         """
         index = state.blocks.index
         if self._blocks:
@@ -98,8 +98,8 @@ class PrefixTrail:
         """Return how the prefix's first uncached block differs from the cached blocks at its position.
 
         In the returned dict, `kind` is "tokens", "media or salt", or "nothing" if no block is cached at this
-        position. `others`: the number of cached blocks at this position. `at`: the request's first token that
-        differs from the most similar block.
+        position. `others`: the number of cached blocks at this position. `at`: the position at which the
+        request's tokens first differ from the most similar block.
         """
         index, number = state.blocks.index, self.length
         parent = self._content[-1] if self._content else ROOT

@@ -9,9 +9,7 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device, the dtype of weights, hidden states and KV pool, and the name of an attention backend or
-    "auto".
-    """
+    """A device, a dtype for weights, hidden states and KV pool, and an attention backend (or "auto")."""
 
     device: Device
     dtype: torch.dtype

@@ -74,7 +74,9 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SessionOptions(CacheOptions, total=False):
-    """Options for a new session. SessionSettings documents them and has the defaults."""
+    """Options for a new session. SessionSettings (serve/requests/sessions.py) documents them and has the
+    defaults.
+    """
 
     system: str
     length: int
@@ -304,9 +306,9 @@ def make_options(
 ) -> Options:
     """Return checked options from `keywords`. Only names in `taken` and sampling fields are accepted.
 
-    Sampling parameters come from `sampling` or from keywords. `taken` is SUBMIT, LINE or GENERATE. The
-    answer's format is parsed later by `response_format_of`, because a large schema takes seconds. Raises
-    InvalidRequest.
+    Sampling parameters come from `sampling` or from keywords. `taken` is SUBMIT, LINE or GENERATE.
+    serve/text/response_format.py parses the answer's format later, because a large schema takes seconds.
+    Raises InvalidRequest.
     """
     fields = {name: value for name, value in keywords.items() if name not in taken}
     if sampling is not None and fields:

@@ -23,9 +23,9 @@ class Closer:
     current position; None if no completion is known. `path` depends only on the generated tokens, so a row
     that is computed again gets the same completion. `left`: number of tokens that may still be generated.
     `has_closed`: whether a completion replaced a token that the model chose, or used the budget's last
-    tokens. A new Closer that consumes a resumed row's tokens does not recognize replaced tokens. After `cut`
-    or `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether
-    `finish` was called.
+    tokens. After a row is resumed, `has_closed` does not count earlier replacements. After `cut` or
+    `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether `finish`
+    was called.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Closer:
     def _completion_after(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
         """Return a completion after `token` that fits into the remaining budget, or None.
 
-        `path` is the completion from before `token`.
+        `path`: the known completion at the position before `token`.
         """
         left = self.left - 1
         if path and token == path[0]:

@@ -43,7 +43,8 @@ class PatternAutomaton(Automaton):
             raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the reachable states that consume a character or accept.
+        """Return the states, reachable from `waiting` without a character, that consume a character or
+        accept.
 
         Omitting the other states makes more state sets equal, and the search visits equal sets only once.
         """

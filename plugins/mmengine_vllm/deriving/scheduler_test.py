@@ -38,8 +38,8 @@ def test_{name}():
 
 
 class Expected(NamedTuple):
-    """What the written test checks. `kind`: the first item of `check` in served_requests.fault_of. For
-    "decision", the other fields are set: the call's number, a field in the call's outcome, and the correct
+    """What the written test checks. `kind`: the fault to look for (see `check` in served_requests.fault_of).
+    Only "decision" sets the other fields: the call's number, a field in the call's outcome, and the correct
     outcome.
     """
 
@@ -77,8 +77,8 @@ def module_of(served: ServedScript, expected: Expected) -> str:
 
 
 def refuse_other_outcome(module: str, name: str, *, own: str) -> None:
-    """Run the test in the file. Raises LogError if the test passes on the class `name`. If `own` is not "",
-    also raises LogError if the test fails on vLLM's own class.
+    """Run the test in the text `module`. Raises LogError if the test passes on the class `name`. If `own` is
+    not "", also raises LogError if the test fails on vLLM's own class.
     """
     space: dict[str, VllmObject] = {"__name__": "minimized"}
     exec(compile(module, "the written test", "exec"), space)  # this module wrote the text
