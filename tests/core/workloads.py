@@ -20,9 +20,8 @@ ADAPTERS = (
     *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
 )
 GRAMMAR_ROWS = (
-    GrammarRequest(
-        "lark", 'start: "a"' + 100 * ' "b"', (7, 9)
-    ),  # long, so this grammar gets a slot in the log
+    # This grammar is so long that the log stores the grammar in a slot.
+    GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),
     GrammarRequest("regex", "a", on_truncation="close"),  # truncated answers are completed
 )
 
