@@ -39,8 +39,8 @@ os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Tests use a smaller minimum for the KV pool on a CPU. Zeroing the default 256 MiB takes longer than the rest
-# of an engine's start.
+# Tests use a smaller minimum for the KV pool on a CPU. Zeroing the default minimum, 256 MiB, takes longer
+# than the rest of an engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
 

@@ -65,8 +65,8 @@ def check(run: Run) -> int:
 def help_compiler(folder: Path) -> None:
     """Let FlashInfer's compiler find cublasLt.h and libcuda.so.
 
-    A toolkit with only a compiler lacks both files. torch's packages contain the header. An empty library is
-    linked in place of the driver's libcuda.so.
+    A CUDA toolkit that has only the compiler lacks both files. torch's packages contain the header. An empty
+    library is linked in place of the driver's libcuda.so.
     """
     folders = [each for entry in sys.path for each in Path(entry).glob("nvidia/*/include")]
     _look_behind("CPATH", [each for each in folders if (each / "cublasLt.h").is_file()])
@@ -109,7 +109,7 @@ def begin(run: Run) -> str | None:
 def everything(run: Run) -> None:
     """Run all parts, the most important first. FlashInfer is compiled while the first parts run.
 
-    Each part's seconds are an estimate for an H100 and include the process start.
+    The number in each `run.part` call estimates the part's seconds on an H100, with the process start.
     """
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]

@@ -44,7 +44,7 @@ class Side:
         self._alive: dict[str, Any] = {}
 
     def fill(self) -> list[Any]:
-        """Return new requests for the free rows, and enough to keep 16 requests waiting."""
+        """Return new requests that fill the free rows and keep 16 requests waiting."""
         missing = self._rows + 16 - len(self.scheduler.requests)
         new = []
         for _ in range(max(0, missing)):

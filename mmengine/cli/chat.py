@@ -43,7 +43,7 @@ COMMANDS = """/image PATH   attach an image to the next message (or write @PATH 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The model as an argument, and the options for all answers."""
+    """The command's model argument, and the options that apply to each answer."""
 
     first: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Model, as in --model.", show_default=False)
@@ -197,7 +197,7 @@ def _is_path(word: str) -> bool:
 def _interrupts() -> Iterator[list[int]]:
     """Let a step finish after the first SIGINT.
 
-    Yields a list, which is empty before the first SIGINT. The second SIGINT raises KeyboardInterrupt.
+    Yields a list that gets an entry at the first SIGINT. The second SIGINT raises KeyboardInterrupt.
     """
     found: list[int] = []
 

@@ -1,7 +1,7 @@
 """Declares the limits that only some models have, by transformers' model type.
 
-`make models` prints the reasons (models_page.py). The contract (hosted_contract.py) checks that the engine
-refuses requests beyond these limits.
+`make models` prints the texts in REASONS (models_page.py). The contract (hosted_contract.py) checks that the
+engine refuses requests beyond these limits.
 """
 
 # Models whose prompt tokens attend to later tokens: a prompt is computed in one step, never in chunks.
@@ -21,7 +21,7 @@ OWN_PROMPT = frozenset({"paligemma"})
 # the answer as prompt tokens; ERNIE calls separate routers for text tokens and image tokens.
 NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. In these
-# models, transformers' own bfloat16 and float32 logits are as far apart (gemma4: up to 1.3 for logits up to
+# models, transformers' own bfloat16 and float32 logits differ by as much (gemma4: up to 1.3 for logits up to
 # 5, because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
 # Models that cannot encode videos one by one, although their processors take videos, and the reasons.
@@ -33,8 +33,8 @@ NO_VIDEO = {
 # prompts with an image and a video. For these prompts, only log-probabilities are compared; the test computes
 # them with the model's submodules.
 BY_PARTS = frozenset({"glm4v", "glm4v_moe", "glm46v", "glm_ocr"})
-# Models that cannot be compared with transformers for prompts with an image and a video. SmolVLM's processor
-# returns only the images' or only the videos' pixels.
+# Models whose tokens cannot be compared with transformers for prompts with an image and a video. SmolVLM's
+# processor returns only the images' or only the videos' pixels.
 NOT_MIXED = BY_PARTS | {"smolvlm"}
 _FAR = "its own bfloat16 logits are far from its float32 ones: tokens up to 64 steps below the likeliest pass"
 _ONE_STEP = "the tokens of an image see one another, so an image is one step: none above the token budget"

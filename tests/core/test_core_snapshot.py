@@ -21,7 +21,7 @@ from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
-# Fields of State besides the columns and the fields in PLAIN and NAMES.
+# Fields of State besides the columns and the fields in snapshot_body.PLAIN and snapshot_body.NAMES.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
@@ -29,7 +29,7 @@ PARTS = {
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
     *("step_fetched", "fetching"),  # derived from the requests
-    *("stale", "stopped"),  # Only states of recorded logs use these fields. Such states are never saved.
+    *("stale", "stopped"),  # Used only in logs recorded in vLLM, whose states are never saved.
     *("states", "step_kept", "adapters", "sessions", "num_prefills", "tenants"),
     *(
         *("has_drafts", "verifies"),  # derived from the columns

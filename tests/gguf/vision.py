@@ -1,5 +1,5 @@
 """Writes a Qwen3-VL folder as two GGUF files, a text model and a projector. Keys and tensor names are those
-of llama.cpp's converter. The writers of other families reuse these functions.
+of llama.cpp's converter. The writers for other model families reuse these functions.
 """
 
 import json
@@ -61,7 +61,9 @@ def tensor_of(name: str, values: np.ndarray, kind: str) -> Tensor:
 
 
 def decoder_keys(text: dict, architecture: str, **more) -> list:
-    """Return the metadata for a text config. `more`: keys to add or replace, without the architecture."""
+    """Return the metadata for a text config. `more`: keys to add or replace, without the architecture's
+    prefix.
+    """
     keys = {
         "block_count": (UINT32, text["num_hidden_layers"]),
         "context_length": (UINT32, text["max_position_embeddings"]),
@@ -119,7 +121,9 @@ def vocabulary_of(folder, pre: str = "qwen2") -> list:
 
 
 def clip_keys(projector: str, first: list, **keys) -> list:
-    """Return a projector's metadata. `first`: more keys, with their prefix."""
+    """Return a projector's metadata. `first`: additional entries with whole keys. `keys`: entries without the
+    prefix `clip.vision.`.
+    """
     start = [
         ("general.architecture", STRING, "clip"),
         ("clip.has_vision_encoder", BOOL, True),
@@ -129,7 +133,7 @@ def clip_keys(projector: str, first: list, **keys) -> list:
 
 
 def vision_keys(config: dict, **more) -> list:
-    """Return the metadata of a projector. `more`: keys to add or replace, without `clip.vision.`."""
+    """Return a projector's metadata. `more`: keys to add or replace, without the prefix `clip.vision.`."""
     vision = config["vision_config"]
     deep = vision["deepstack_visual_indexes"]
     keys = {

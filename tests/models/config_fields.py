@@ -17,7 +17,7 @@ CONFIGS = ("config", "text_config", "vision_config")
 
 
 class Noted(dict):
-    """A JSON object that adds the names of all read fields to `asked`, also in nested objects."""
+    """A JSON object. Reading a field, also in a nested object, adds the field's name to `asked`."""
 
     def __init__(self, values, asked):
         super().__init__((name, self._noted(value, asked)) for name, value in values.items())

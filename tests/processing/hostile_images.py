@@ -1,5 +1,5 @@
-"""Creates image files that cost far more time or memory to decode than their size suggests. Each file has
-about `size` bytes.
+"""Creates image files that cost far more time or memory to decode than their size suggests. Each
+function's argument `size` is the file's approximate size in bytes.
 """
 
 import io

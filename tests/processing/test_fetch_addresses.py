@@ -68,8 +68,8 @@ def test_wrapped_addresses_are_unwrapped():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """`is_public` refuses this machine's address: packets to this address have the same source address. The
-    patches make the loopback address look public.
+    """If packets to an address have the same source address, this machine owns the address, and `is_public`
+    refuses the address. The patches make the loopback address look public.
     """
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)

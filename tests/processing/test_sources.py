@@ -36,7 +36,7 @@ def test_pieces_decode_like_the_whole(piece, monkeypatch):
             text[place : place + chosen.randrange(2)] = chosen.choice([*" \nA-é", "", "==="])
         asked = "".join(text)
         bare = "".join(asked.split())
-        # Python accepts some excess padding, so these texts are skipped.
+        # Python accepts some excess padding, so texts with excess padding are skipped.
         if bare.endswith("=") and (bare.endswith("===") or len(bare) % 4):
             continue
         refused += whole(asked) is None

@@ -14,7 +14,8 @@ class VideoCase:
     fps: float | None = None  # Frame rate of the source; None: unknown.
     # Options that transformers' processor and ours share.
     options: dict[str, Any] = field(default_factory=dict)
-    # The frames' indices in the source, if the caller sampled them; needs the option do_sample_frames=False.
+    # If the caller sampled the frames: their indices in the source. Requires the option
+    # do_sample_frames=False.
     indices: tuple[int, ...] | None = None
     size: tuple[int, int] | None = None  # Minimum and maximum pixels of the whole video.
     cap: bool = False

@@ -1,4 +1,4 @@
-"""Tests the state invariants: each kind of damage breaks exactly its own invariant."""
+"""Tests the state invariants: each kind of damage breaks exactly the named invariant."""
 
 import numpy as np
 import pytest
@@ -185,8 +185,8 @@ def overrun_the_budget(patch):
     ],
 )
 def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
-    """`verify` alone finds nothing, because the build repeats its wrong decisions. The invariants recount the
-    state.
+    """`verify` alone finds nothing, because the build repeats its wrong decisions. The invariants find the
+    bug, because they check the state itself.
     """
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)

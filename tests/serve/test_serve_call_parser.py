@@ -67,7 +67,9 @@ def written(form, name, given):
 
 
 def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
-    """Push the tokens `data` in chunks. Returns the whole choice, the deltas, and their ChoiceDeltas."""
+    """Push the tokens `data` in chunks, which end at `cuts` (modulo the length). Returns the accumulated
+    choice, the deltas, and the ChoiceDeltas object.
+    """
     asked = FORMS[form] if isinstance(form, str) else form
     grammar = GrammarRequest("tool_calls", msgspec.json.encode(asked).decode())
     deltas = ChoiceDeltas(TOKENIZER, SamplingParams(stop=stop), reasoning, grammar, **options)

@@ -172,7 +172,8 @@ class Guarded:
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
     """Run a supervisor. `plan`: the behaviour of each process; the last value applies to all later processes.
-    `given`: a socket as from systemd. `frozen_s`: the supervisor's FROZEN_S.
+    `given`: a listening socket, which the supervisor gets in systemd's way. `frozen_s`: the supervisor's
+    FROZEN_S.
     """
     one = Guarded(folder, plan, [str(each) for each in options], **given)
     try:

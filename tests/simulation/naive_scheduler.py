@@ -1,7 +1,7 @@
 """A naive scheduler with plain lists, written from docs/explanation/policies.md, docs/how-to/simulation.md
 and the scheduling rules. Tests compare its records for a scenario with the simulation's records.
 
-A policy has the functions `rank(request)` and `victim(running)`, and the flag `prefill_first`.
+Each policy's `Rules` have the functions `rank(request)` and `victim(running)`, and the flag `prefill_first`.
 """
 
 import zlib

@@ -2,14 +2,16 @@
 each Python process runs this file at its start.
 
 Importing torchvision requires these operators, but PyPI's torchvision loads its operators only with CUDA
-libraries. Its transforms are pure Python and work without them.
+libraries. Its transforms are pure Python and work without the operators.
 """
 
 import sys
 
 
 class _BeforeTorchvision:
-    """Declares the operators when torchvision is imported. Finds no module itself."""
+    """Declares the operators when torchvision is imported. `find_spec` returns None, so Python's other
+    finders import the module.
+    """
 
     library = None
 

@@ -39,7 +39,7 @@ HELP = (
     "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
-MAX_PROCESSES = 8  # Maximum number of processes in a log that are searched for a crash.
+MAX_PROCESSES = 8  # Maximum number of crashed engine processes in a log for which a shorter script is tried.
 _NOTHING = "this build served the log's requests again and nothing failed"
 
 
@@ -108,8 +108,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    The script with all requests and events continues after each crash. To find a crash, this function
-    therefore also tries shorter scripts, which end before a recovery.
+    The whole script contains each recovery after a crash, so its run does not end at the crash. To find a
+    crash, this function also tries shorter scripts, which end before a recovery.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries

@@ -156,8 +156,8 @@ def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks.
 
-    Rows with one new full block are processed together, which is faster, unless `block_extras` has bytes for
-    this block.
+    Rows with one new full block are processed together, which is faster. Blocks for which `block_extras` has
+    bytes are processed row by row.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
@@ -321,7 +321,7 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 def leave_step(state: State, req_state: RequestState) -> None:
     """Remove a preempted row from the open step, and return its tokens and embeddings to the step's budgets.
-    Media items that the step already encodes for the row are still encoded.
+    The step still encodes the row's media items, although their embeddings no longer count.
     """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])

@@ -131,7 +131,8 @@ class TextDecoder:
 
         `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
         [3, t]. The attention port gets q, k and v as views that are not contiguous. Fills
-        `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
+        `aux_hidden_states.rows` and updates `states`. Each adapter's products are added for the adapter's
+        tokens.
         """
         if adapters:
             own = self._adapted(adapters)

@@ -38,9 +38,9 @@ def batches(
 ) -> Iterator[Numbered]:
     """Yield the batches of the log in `folder` from its beginning.
 
-    `wait`: continue with records that are appended later (see LogFollower). `until`: end before the batch
-    with this number. `findings`: see CheckedLog. Raises LogError if there is no log, and CorruptLog for a
-    damaged or inconsistent log.
+    `wait`: as in CheckedLog, to continue with records that the engine appends later. `until`: end before the
+    batch with this number. `findings`: see CheckedLog. Raises LogError if there is no log, and CorruptLog for
+    a damaged or inconsistent log.
     """
     log = CheckedLog(folder, wait, findings=findings)
     state = log.first_state()
@@ -65,7 +65,7 @@ def batches(
 
 
 def _wall_offset_ns(folder: Path) -> int:
-    """Return the wall-clock time minus the log's time in ns, from the log's first segment; 0 if unknown."""
+    """Return wall-clock time minus monotonic time in ns, from the log's first segment; 0 if unknown."""
     try:
         with open_segment(segment_paths(folder)[0]) as data:
             scan = Scan(data)

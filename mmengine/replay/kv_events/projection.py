@@ -50,13 +50,14 @@ class KVProjection:
         self._content = index.content.copy()  # The content of each block before the current event.
         self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
         self._holders: Counter[int] = Counter()  # Maps a content to the number of blocks that hold it.
-        # Maps a digest to the number of announced blocks with this digest. For a drafter with a KV cache, a
-        # content includes the token after the block, so several contents can have the same digest.
+        # Maps a digest to the number of announced blocks with this digest. With a drafter that has a KV
+        # cache, a content also includes the token after the block, but the digest does not. Several contents
+        # can then have the same digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
         self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
-        # `held` is not empty if the log's beginning was deleted.
+        # `held` has blocks only if the log's beginning was deleted.
         held = np.flatnonzero(self._content != NO_CONTENT)
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())

@@ -47,10 +47,10 @@ class Rerun:
     """The result of a rerun.
 
     `is_exact`: whether the settings lead to the logged decisions (False: simulated). `again`: the estimate
-    for the log's own settings with modelled step times. `what_if`: the estimate for the changed settings, or
-    None if `refusal` says why there is no estimate. `intervals`: the lowest and highest value to expect for
-    each figure in `what_if`. `errors`: the relative error of each figure in `again` compared with `logged`,
-    as a fraction, or None if the logged figure is 0.
+    for the log's own settings with modelled step times. `what_if`: the estimate for the changed settings;
+    None if the estimate was refused, for the reason in `refusal`. `intervals`: the lowest and highest value
+    to expect for each figure in `what_if`. `errors`: the relative error of each figure in `again` compared
+    with `logged`, as a fraction, or None if the logged figure is 0.
     """
 
     is_exact: bool
@@ -127,8 +127,8 @@ def rerun(
 
 
 def _simulable(script: Script, started: ev.Started) -> tuple[Script, list[str]]:
-    """Return the script of a simulation, and notes. Raises NoPrediction for a log whose schedule cannot be
-    simulated.
+    """Return the script to simulate, and notes for the user. Raises NoPrediction for a log whose schedule
+    cannot be simulated.
     """
     if started.host and script.config.max_in_flight > 1:
         raise NoPrediction(
@@ -224,7 +224,7 @@ def _predict(
     """Simulate the script under `config` with several seeds. Store the first estimate, and intervals that
     cover all estimates and the calibration's errors.
     """
-    is_simulated = config == script.config  # `again` has the same settings.
+    is_simulated = config == script.config  # Then `again` already has the first estimate.
     script = replace(script, config=config)
     first = result.again if is_simulated else simulate(script, times, acceptance, SEEDS[0]).estimate
     runs = [first, *(simulate(script, times, acceptance, seed).estimate for seed in SEEDS[1:])]

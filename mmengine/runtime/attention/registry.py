@@ -48,9 +48,9 @@ def make_backend(
     """Return the backend `name`. Layers that need more than plain causal attention use the CPU kernels if
     possible, otherwise torch. Each group in `groups` (KV block groups) has its own backend.
 
-    "auto" selects the device's preferred backend among the backends that support the pool and the model's
-    shape, or torch. With `batch_invariant`, a row's result has the same bits in any batch, and with any split
-    of its tokens into steps.
+    "auto" selects the device's most preferred backend that supports the pool and the model's shape. If none
+    does, "auto" selects torch. With `batch_invariant`, a row's result has the same bits in any batch, and
+    with any split of its tokens into steps.
 
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.

@@ -17,9 +17,10 @@ class MessageKind(IntEnum):
 
     JOB: the model to load, and how to connect (job.py). START: a snapshot with the engine's initial state.
     STEP: log frames with the decisions for a step, which the follower computes. READY: sent when the weights
-    are loaded, and again when the follower can compute steps. FAILED: why a step failed on this rank. ENDS: a
-    rank's last message, with the reason why the rank cannot continue. WORD: describes a follower's progress
-    while CUDA graphs are captured. Rank 0 replies whether all ranks sent the same word (graphs.py).
+    are loaded, and again when the follower can compute steps. FAILED: why a step failed on the
+    follower. ENDS: the follower's last message, with the reason why the follower cannot continue. WORD:
+    describes a follower's progress while CUDA graphs are captured. Rank 0 replies whether all ranks sent the
+    same word (graphs.py).
     """
 
     JOB = 1

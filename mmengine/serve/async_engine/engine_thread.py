@@ -52,7 +52,9 @@ class EngineThread:
         self._is_stuck = False  # whether a step hangs in an engine that was not replaced
 
     def start(self, open_requests: OpenRequests) -> None:
-        """Start the thread that steps the engine. Each replacement after a hang calls this method again."""
+        """Start the thread that steps the engine. After a hang, the watchdog's thread calls this method again
+        for the new engine.
+        """
         self._open = open_requests
         self._thread = threading.Thread(target=self._run, args=(self.engine,), name="mmengine", daemon=True)
         self._thread.start()

@@ -66,8 +66,9 @@ class WebServer(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on a single socket. With TLS, the event loop accepts the connections, because other threads
-        cannot decrypt the first bytes.
+        """Listen on a single socket. Without TLS, the acceptor's thread accepts the connections and peeks at
+        their first bytes. With TLS, only the event loop can decrypt these bytes, so the event loop accepts
+        the connections.
         """
         loop, self._sockets = asyncio.get_running_loop(), sockets or []
         self._loop, tls = loop, self.config.ssl is not None

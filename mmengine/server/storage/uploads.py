@@ -24,8 +24,8 @@ class Upload:
     """A parser for an upload's body.
 
     `content_type`: the call's Content-Type header. The caller passes the body's chunks to `feed`, then calls
-    `check`. `feed` blocks. Afterwards, `fields` and `filename` are set, and `incoming` contains the file's
-    bytes. Raises InvalidRequest.
+    `check`. `feed` writes to disk, so the call blocks. After `check`, `fields` and `filename` are set, and
+    `incoming` contains the file's bytes. Each call raises InvalidRequest for an invalid body.
     """
 
     def __init__(self, content_type: str, incoming: IncomingFile):

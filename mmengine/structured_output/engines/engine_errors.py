@@ -48,7 +48,8 @@ _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)
 
 
 def is_panic(failure: BaseException) -> bool:
-    """Return whether the failure is a panic in a Rust library, which is not a Python Exception.
+    """Return whether the failure is a panic in a Rust library. PanicException is a BaseException, but not an
+    Exception.
 
     llguidance converts panics in its matchers to errors. The caller must report other panics.
     """

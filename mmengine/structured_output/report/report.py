@@ -22,7 +22,7 @@ from mmengine.structured_output.report.narrowing import bound_notes, format_note
 from mmengine.structured_output.request.strict_mode import strict_notes
 from mmengine.structured_output.types.types import schema_of
 
-if TYPE_CHECKING:  # Not imported at run time, because reporting a refused schema does not need it.
+if TYPE_CHECKING:  # Not imported at run time, because reporting a refused schema needs neither class.
     from mmengine.structured_output.engines.base import Backend
     from mmengine.structured_output.matcher import Matcher
 
