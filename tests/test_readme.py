@@ -53,8 +53,8 @@ def test_the_readmes_pipeline_describes_the_image(demo_folder, capsys):
 
 
 def test_the_readmes_transcript_is_one(demo_folder):
-    """Compare the transcript with a new run. Steps and times differ between runs, but `why` must print the
-    sentences in the transcript.
+    """Compare the transcript with a new run. Steps and times differ between runs, but `mmengine log why` must
+    print the sentences in the transcript.
     """
     (run_batch, verify, why) = console_docs.commands((ROOT / "README.md").read_text())
     printed = console_docs.run(run_batch[0], demo_folder)

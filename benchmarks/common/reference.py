@@ -19,7 +19,7 @@ from benchmarks.common.measure import Sample
 from benchmarks.common.workload import Ask
 from mmengine.models.plugin import Prepared
 
-PAD = 0  # Masked, so any id works.
+PAD = 0  # Padding tokens are masked, so any id works.
 MEDIA = (
     ("image", "pixel_values", "image_grid_thw", 1),
     ("video", "pixel_values_videos", "video_grid_thw", 2),
@@ -30,8 +30,9 @@ Inputs = dict[str, torch.Tensor]
 class TokenClock:
     """A stopping criterion that records each token's time and never stops.
 
-    `between`: called after the first token and then after every `burst` tokens; its time is not counted. If
-    `between` runs mmengine, both programs alternate within a single `generate`.
+    `between`: a function that is called after the first token and then after every `burst` tokens. The time
+    in `between` is not counted. If `between` runs mmengine, transformers and mmengine alternate within a
+    single `generate`.
     """
 
     def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:

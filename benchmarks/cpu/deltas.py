@@ -106,8 +106,8 @@ def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
 
 
 def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
-    """Return a function to time, and a factor. The function's duration times the factor is a layer's lower
-    bound.
+    """Return a function to measure, and a factor. The lower bound for a layer's time is the function's time,
+    multiplied by the factor.
     """
     if tokens == 1:
         values = cycle(torch.ones(LAYERS, rows * STATE))

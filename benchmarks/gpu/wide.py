@@ -82,7 +82,9 @@ def greedy_answers(
 
 
 def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
-    """Return each answer's largest logprob difference from the reference; infinite if tokens are missing."""
+    """Return each answer's largest logprob difference from the reference. The difference is infinite if
+    tokens are missing or a logprob is NaN.
+    """
     where, spec = torch.device(device), make_spec(shape)
     apart = []
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Mixed requests for vLLM with the embedded checkpoint: text, images, JSON schemas, stop strings, logprobs,
-several answers, and arrivals over time. Imports vLLM.
+"""Mixed requests for vLLM, which serves the checkpoint in plugins/mmengine_shapes: text, images, JSON
+schemas, stop strings, logprobs, several answers, and arrivals over time. Imports vLLM.
 """
 
 import json

@@ -2,9 +2,9 @@
 
 In transformers' `quant_method` "fp8", a matrix `X.weight` of e4m3 values [out, in] comes with a matrix
 `X.weight_scale_inv`: one scale for each block of `weight_block_size` rows and columns. The last blocks may be
-smaller. Despite "inv" in the name, a weight is its value times its block's scale. Unquantised modules
-(`modules_to_not_convert`) have no scales. The scales of stacked experts `X.gate_up_proj` [count, ...] are
-`X.gate_up_proj_scale_inv`, stacked like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
+smaller. Despite "inv" in the name, a weight is the stored value, multiplied by the block's scale. Unquantised
+modules (`modules_to_not_convert`) have no scales. The scales of stacked experts `X.gate_up_proj` [count, ...]
+are `X.gate_up_proj_scale_inv`, stacked like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.float_values import read_scales
 from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry, tensor_error
 
-ROW_GROUP = 128  # In memory, a row's single scale is repeated for every ROW_GROUP values.
+ROW_GROUP = 128  # In memory, a row's single scale is stored once for every ROW_GROUP values.
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
 _SCALE = "_scale_inv"  # A scale is named like its weight, with this suffix.

@@ -82,7 +82,7 @@ class MediaUrls:
         for name in sources:
             try:
                 url = parse_url(name)
-            except FetchRefused:  # A path; or an invalid URL, whose error the fetcher reports.
+            except FetchRefused:  # A path, or an invalid URL whose error the fetcher reports.
                 continue
             lacks = {
                 f"--allow-media-urls {url.host} (or public)": not limits.allows_host(url.host),

@@ -12,7 +12,7 @@ from mmengine.errors import MMEngineError
 MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
 BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the process's last step is blamed.
 STEADY_S = 60.0  # A process that serves at least this many seconds counts as progress.
-# Pauses in seconds: before the second consecutive restart, and the maximum. Each restart doubles the pause.
+# Pause before the second consecutive restart, and maximum pause, in seconds. Each restart doubles the pause.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STAYS = "accepted requests stay in the log, and the same command continues with them"
 
@@ -41,7 +41,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended the process for an unknown reason, so that the step may not be at fault."""
+        """Whether SIGKILL ended the process for an unknown reason. Then the last step may not be at fault."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property
@@ -51,7 +51,7 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class Restarts:
-    """The restart policy. `cause`: why the last process failed, if its last step is blamed, else "".
+    """The restart policy. `cause`: text that describes the failure for which a step is blamed, or "".
 
     With a `cause`, the next process isolates the requests of the blamed step.
     """

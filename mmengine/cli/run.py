@@ -124,8 +124,8 @@ def load_engine(
 def _answer_file(
     requests: Path, files: Files, make_engine: "MakeEngineOf", media_options: "MediaOptions"
 ) -> int:
-    """Answer a request file, and return the exit code. With a log, this process only supervises the process
-    that answers.
+    """Answer a request file, and return the exit code. With a log, this process only supervises another
+    process, which answers the requests.
     """
     from mmengine.cli import supervisor  # Lazy: help needs no processes
 

@@ -53,8 +53,8 @@ def read_decoder(
 
     `head_dim`: the value if the file has no such field; None means hidden_size / heads. `rope`: reads the
     rotary options from the fields and head_dim. `mixers`: the allowed values in layer_types. `windowed`:
-    whether the model family applies sliding_window even without use_sliding_window. Models with a sliding
-    window are rejected.
+    whether the model family applies sliding_window even without use_sliding_window. Models that apply a
+    sliding window are rejected.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers

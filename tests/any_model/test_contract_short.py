@@ -1,6 +1,6 @@
 """Runs a part of the plugin contract for six hosted architectures (served with transformers' modules). Each
-architecture has another kind of attention, and none needs torchvision. `make soak` runs the whole contract
-for all architectures (test_contract_whole.py).
+architecture has a different kind of attention, and none needs torchvision. `make soak` runs the whole
+contract for all architectures (test_contract_whole.py).
 """
 
 import pytest

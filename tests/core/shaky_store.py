@@ -15,7 +15,8 @@ FAULTS = ("late", "lost", "wrong", "torn", "silent", "nothing offered", "told tw
 
 
 class ShakyStore:
-    """Stores sealed KV by digest, and returns faulty values at random. `chance`: the probability of each
+    """Stores KV by digest, with the header from block_store/sealed.py, and returns faulty values at random.
+    `chance`: the probability of each
     fault at each call.
     """
 

@@ -10,7 +10,8 @@ from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
 MAX_TOKENS = 256  # Enough: the schemas limit the length of strings.
-# With few rows, most requests begin after earlier answers, from which the suffix drafter drafts.
+# With few rows, most requests begin after other answers have ended. The suffix drafter copies drafts from
+# these answers.
 ROWS = 8
 LEAST_RIGHT = 12  # Minimum number of right answers among the 40 forms.
 
@@ -30,7 +31,9 @@ def filled(engine):
 
 
 def same(said, stated):
-    """Return whether the answer has the stated values, ignoring case and other properties."""
+    """Return whether the answer has the stated values. Case and properties without a stated value are
+    ignored.
+    """
     return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
 
 

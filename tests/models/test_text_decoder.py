@@ -68,7 +68,7 @@ def load(folder, form, dtype="float32"):
 
 def attention_of(model, form, count):
     """Return the attention for a decoder. The torch decoder gets dense attention. The other decoders get the
-    runtime's backend, because they may call its optional methods.
+    runtime's backend, because these decoders may call the backend's optional methods.
     """
     if form == "torch":
         return DenseAttention()

@@ -182,7 +182,7 @@ def test_it_is_used_with_the_keyboard(logs, width, height, dark):
 
 
 def test_the_page_is_one_file_for_small_logs(logs, tmp_path, monkeypatch):
-    # A new process tests that writing the page imports the commands' modules.
+    # The command runs in a new process, to test that writing the page imports the commands' modules.
     done = run_cli("log", "report", str(VLLM), "--debug", "-o", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "page.html").read_text()

@@ -68,7 +68,7 @@ class Repeated(threading.Thread):
 
 
 def measured(arguments: list[str] | None = None) -> dict[str, object]:
-    """Run the measurement, and return the results. Times are in milliseconds."""
+    """Run the measurement, and return the results. Response times are in milliseconds."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         server, port = started([*(arguments or []), "--no-request-log"], Path(folder) / "err")
@@ -77,7 +77,7 @@ def measured(arguments: list[str] | None = None) -> dict[str, object]:
             sender = subprocess.Popen(
                 [sys.executable, "-c", _SEND, str(port)], stdout=subprocess.PIPE, text=True
             )
-            # The event loop answers /version, so these times show the event loop's delay.
+            # The event loop answers /version, so response times for /version show the event loop's delay.
             begun, both = time.perf_counter(), [Repeated(port, path) for path in ("/health/live", "/version")]
             for each in both:
                 each.start()

@@ -19,7 +19,8 @@ MAX_LINES = 3  # Maximum number of findings that are printed.
 
 @contextmanager
 def reported(folder: Path) -> Iterator["Findings"]:
-    """Yield an object that collects findings from the log in `folder`. Print them to stderr afterwards.
+    """Yield an object that collects findings from the log in `folder`. The findings are printed to stderr
+    after the `with` block.
 
     Exits with INCOMPLETE if the log was not read to its end.
     """

@@ -24,7 +24,7 @@ def chain_digests(parent: int, tokens: np.ndarray, extras: Mapping[int, bytes]) 
     """Return a digest for each block in a sequence. A digest also depends on all earlier blocks.
 
     `parent`: the preceding block's digest, or 0. `tokens`: each block's tokens, int32 [n, width]. `extras`:
-    index into `tokens` -> extra digest.
+    index into `tokens` -> additional bytes for the hash.
     """
     digests = []
     for number, row in enumerate(tokens):

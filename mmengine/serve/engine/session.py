@@ -155,8 +155,8 @@ class Session:
     def append(self, content: object, *, anchor: bool = False) -> Appended:
         """Append and prefill a text, a message part (an image or a video), or a list of texts and parts.
 
-        With `anchor`, the content stays even if the session exceeds its length and drops old content. Each
-        text is tokenized separately. Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy or
+        With `anchor`, the content stays even if the session exceeds the maximum length and drops old content.
+        Each text is tokenized separately. Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy or
         RequestFailed; the session is then unchanged.
         """
         facts = self.facts
@@ -167,8 +167,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits for a complete patch or for other content. The image is checked before
-        this method returns. Raises the same errors as `append`.
+        Returns None if the frame is not prefilled yet, because later frames or other content must complete
+        the patch. The image is checked before this method returns. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)

@@ -4,7 +4,7 @@ Nothing is printed until this logger or a parent has a handler:
 
     logging.basicConfig(level=logging.INFO)
 
-Warnings that a user must see in any case, such as disabled CPU kernels, go to `mmengine.native`.
+Warnings that a user must see in any case, such as disabled CPU kernels, go to the logger `mmengine.native`.
 """
 
 import logging

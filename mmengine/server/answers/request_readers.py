@@ -125,7 +125,7 @@ class RequestReaders:
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
     ) -> ParsedRequest:
         """Read the body of a batch line. `name`: the request's id. `custom_id`: the client's id for the line,
-        for the log. Thread-safe. Raises ApiError.
+        which is written to the log. Thread-safe. Raises ApiError.
         """
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)

@@ -56,7 +56,8 @@ class CompletionReader:
         """
         small, ids = take_out(data, b"prompt", may_nest=True)
         body, ignored = self._decoded(small)
-        # `take_out` also removes lists from a nested `prompt`. In this case, decode the unchanged body.
+        # `take_out` (token_id_lists.py) also removes lists from a nested field `prompt`. If this happened,
+        # decode the unchanged body.
         if ids.lists and body.prompt != ids.stands:
             (body, ignored), ids = self._decoded(data), NO_IDS
         return self._build_request(body, ids, request_id, ignored)

@@ -1,5 +1,5 @@
-"""Converts custom tools in the Responses API to functions, and their calls to text inputs. A custom tool
-takes a text instead of named arguments.
+"""Converts custom tools in the Responses API to functions, and calls to these functions to text inputs. A
+custom tool takes a text instead of named arguments.
 
 The model calls a function with a single argument, and the response contains this argument's text. Sampling
 enforces the tool's regular expression or Lark grammar on this text. A grammar that cannot be enforced is

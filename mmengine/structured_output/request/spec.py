@@ -80,7 +80,8 @@ _SPACINGS = ((",", ":"), (", ", ": "))
 
 @lru_cache(maxsize=64)
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
-    """Return draft grammars. They allow fewer texts than `grammar`, and tokens that they force become drafts.
+    """Return draft grammars, which allow fewer texts than `grammar`. Tokens that a draft grammar forces
+    become drafts.
 
     Only a JSON Schema has draft grammars. Their white space is fixed.
     """
@@ -245,8 +246,8 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
 def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     """Return notes for the client on a response_format that `grammar_of` accepted.
 
-    The notes list keywords without effect, and parts from which some values are excluded. With `strict`, the
-    notes also list constructs that OpenAI would refuse. Raises InvalidRequest.
+    The notes list keywords without effect, and schema parts for which the grammar excludes some valid values.
+    With `strict`, the notes also list constructs that OpenAI would refuse. Raises InvalidRequest.
     """
     if response_format is None:
         return ()

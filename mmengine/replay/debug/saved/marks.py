@@ -1,5 +1,5 @@
-"""The marks of a log: copies of the state at some positions, from which all other positions are computed. A
-copy is a snapshot if possible, otherwise a copied state object.
+"""The marks of a log: copies of the state at some positions, from which the states at all other positions are
+computed. A copy is a snapshot if possible, otherwise a copied state object.
 """
 
 from bisect import bisect_right
@@ -29,8 +29,8 @@ class Mark(NamedTuple):
     """A copy of the state before record `position`.
 
     `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`:
-    `time_ns` minus the record's time on its process's clock. `offset`: the record's first byte in its
-    segment.
+    `time_ns` minus the record's timestamp, which comes from the recording process's clock. `offset`: the
+    record's first byte in its segment.
     """
 
     position: int
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """The marks of a log, in order. `requests`: the requests that packed copies reference. `max_bytes`:
+    """The marks of a log, in order. `requests`: the requests to which PackedState copies refer. `max_bytes`:
     maximum size of the copies and requests together. Above this size, every second mark is dropped, and the
     distance between later marks doubles.
     """

@@ -1,4 +1,5 @@
-"""Resolves a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
+"""Resolves a $dynamicRef to a $dynamicAnchor in the outermost resource on the evaluation path with this
+anchor.
 
 An evaluation path begins at the root and follows subschemas and references. If all paths to the $dynamicRef
 have the same outermost resource, the target is unique, and the keyword is treated like a `$ref`. Otherwise
