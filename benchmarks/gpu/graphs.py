@@ -63,8 +63,8 @@ def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) ->
     """Compare encoder calls with and without CUDA graphs, for random images and videos with up to
     `most_embeds` embeddings.
 
-    The towers are narrow. Their head dimension is 64 (as in the 2B) or 72 (as in the 8B). Raises ConfigError
-    if a tower or a call cannot be captured.
+    The towers are narrow. Their head dimension is 64 or 72, as in the 2B model and in the 8B model. Raises
+    ConfigError if a tower or a call cannot be captured.
     """
     gaps = []
     for num_heads, width in ((1, 64), (2, 144)):

@@ -188,8 +188,8 @@ def pack_rows(library: ctypes.CDLL, c: Linear, weight: AnyWeight, half: int) -> 
 class PackedLinear:
     """A linear layer y = x w^T + bias in float32 or bfloat16, whose weight w [n, k] is packed once.
 
-    `gate_up`: w holds the rows of gate and then of up, and y = silu(x gate^T) * (x up^T), [m, n / 2]. The
-    layer keeps no reference to `weight`.
+    With `gate_up`, w consists of gate's rows, then up's rows, and y = silu(x gate^T) * (x up^T), [m, n / 2].
+    The layer keeps no reference to `weight`.
 
     Rounding:
     - A bfloat16 layer sums in float32 and rounds the sum. It rounds again after silu and after adding a

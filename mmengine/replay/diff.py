@@ -1,4 +1,5 @@
-"""Finds the first difference between two logs. Events are compared with request ids in place of row numbers.
+"""Finds the first difference between two logs. The comparison replaces row numbers in events with request
+ids.
 
 Block numbers, times, checkpoints and deliveries are not compared. The result says whether the first
 difference is an input, or a decision that was derived from equal inputs.
@@ -264,9 +265,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether the inputs differ rather than the decisions. A step's result in one log and a decision
-    in the other count as different decisions: the log with the decision made more decisions before its
-    result.
+    """Return whether the inputs differ rather than the decisions. If a log has a step's result where the
+    other log has a decision, the decisions differ: the other log made more decisions before the result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -101,8 +101,8 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest allowed token's bytes if all other allowed tokens are prefixes, otherwise b"".
-        `words`: the mask of allowed tokens.
+        """Return the longest allowed token's bytes if they begin with every other allowed token, otherwise
+        b"". `words`: the mask of allowed tokens.
         """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
@@ -132,7 +132,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """A row's grammar state. Implements the interface in matcher.py."""
+    """A row's grammar state. Implements the interface in mmengine/structured_output/matcher.py."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary

@@ -156,7 +156,7 @@ def test_killed_in_the_middle_it_is_finished(tmp_path):
     assert unanswered > 5
     queued = [record.event for record in LogReader(tmp_path / "log") if isinstance(record.event, ev.Queued)]
     rows = [each.request_id for each in queued if each.request_id.startswith("batch_")]
-    assert len(rows) == len(set(rows))  # lines in the log were resumed, not submitted again
+    assert len(rows) == len(set(rows))  # logged batch lines were resumed, not submitted again
 
 
 @pytest.mark.soak

@@ -15,8 +15,8 @@ replace = msgspec.structs.replace
 
 
 def _column(column: bytes | None, high: int, rng: random.Random) -> bytes | None:
-    """Return the column with one or two changed values: a random value below `high`, or the column's first
-    value.
+    """Return the column with one or two values replaced by a random value below `high` or by the column's
+    first value.
     """
     if not column:
         return np.array([rng.randrange(high)], np.int32).tobytes() if rng.random() < 0.3 else column

@@ -1,4 +1,4 @@
-"""A misbehaving decoder for tests of decoder processes. Each file's text names the fault."""
+"""A misbehaving decoder for tests of decoder processes. The text in each media item names the fault."""
 
 import ctypes
 import os

@@ -41,7 +41,9 @@ class Leaving(SlowEcho):
 
 
 def begin(one, body, headers=None, path=CHAT):
-    """Send a call, wait until its request runs, and return the connection. A stream's first line is read."""
+    """Send a call, wait until its request runs, and return the connection. If the call streams, also read the
+    first line.
+    """
     before = set(one.engine._open.running)  # Requests that were just answered may still be in this set.
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})

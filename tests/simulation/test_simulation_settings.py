@@ -1,4 +1,4 @@
-"""Tests a simulation's settings: scenario names, engine names and defaults."""
+"""Tests a simulation's settings: their names in scenarios and in the engine, and their defaults."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Count the first draft of a row as computed although all its drafts are rejected."""
+"""A planted bug: a row's first draft counts as computed although all the row's drafts are rejected."""
 
 import numpy as np
 

@@ -11,13 +11,13 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 
 def is_fleet(folder: Path) -> bool:
-    from mmengine.replay.queries.fleet import is_fleet  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.queries.fleet import is_fleet  # Lazy, like all imports below, to show help quickly.
 
     return is_fleet(folder)
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if the user requested a view that needs a single log (`others`)."""
+    """Raise InvalidRequest if `others` is true: the user requested a view that needs a single log."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"

@@ -1,6 +1,7 @@
-"""Computes a state's digest: a hash over the hashes of all columns. Two states are equal if their digests are
-equal. A CHECKPOINT event contains the digest, the first 4 bytes of each column's hash, and a 4-byte checksum
-for each live request. If two digests differ, these values show which columns and requests differ.
+"""Computes a state's digest: a hash over the hashes of all columns (the state's parts, see COLUMN_NAMES). Two
+states are equal if their digests are equal. A CHECKPOINT event contains the digest, the first 4 bytes of each
+column's hash, and a 4-byte checksum for each live request. If two digests differ, these values show which
+columns and requests differ.
 """
 
 import hashlib
@@ -120,7 +121,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the columns "requests" (values outside of rows) and "waiting"."""
+        """Return the data for the columns "requests" (values that are not stored per row) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):

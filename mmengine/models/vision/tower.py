@@ -1,4 +1,4 @@
-"""The vision tower. It encodes all images and videos in a step at once.
+"""The vision tower. A single call encodes all images and videos in a step.
 
 A patch attends to the patches in its own frame. An image is one frame, and a video has a frame for each
 temporal patch. With the CPU kernels, and on a GPU in 16 bits, a layer computes attention for all frames in a
@@ -34,7 +34,7 @@ from mmengine.native.vision import vision_kernels
 _WIDE = 512
 # Maximum number of patches in all cached GridTables together.
 _MAX_CACHED_PATCHES = 16384
-_MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
+_MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated together.
 
 
 # A function (qkv, out) that returns the attention output. `out`: a tensor that the function may overwrite, or
@@ -178,8 +178,8 @@ class VisionTower:
         return self._kernels is not None
 
     def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
-        """Return the attention output [n, hidden] for the patches `rows`, on a CPU. `qkv`: all patches in the
-        pack. Without kernels (`has_kernels`), q and k must already be rotated.
+        """Return the attention output [n, hidden] for the patches `rows`, on a CPU. `qkv` has a row for each
+        patch in `pack`. Without kernels (`has_kernels`), q and k must already be rotated.
         """
         if self._kernels is None:
             return attend_turned(qkv, self.config.num_heads, pack, rows)

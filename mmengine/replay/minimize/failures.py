@@ -154,7 +154,7 @@ class _WatchedExecutor:
 
 
 class _Run:
-    """A replay of a script. Reports any failure that ends the replay, even with an unrequested kind."""
+    """A replay of a script. Reports any failure that ends the replay, even if its kind was not requested."""
 
     def __init__(
         self,
@@ -225,8 +225,8 @@ class _Run:
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Return a failure if a request's answer differs from its answer in a run alone. The executor computes
-    each token from all KV slots that the request reads, so wrong KV changes the answer.
+    """Return a failure if a request's answer differs from the answer that the request gets alone. The
+    executor computes each token from all KV slots that the request reads, so wrong KV changes the answer.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
@@ -250,8 +250,8 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """Return the script with answers that end by length: if an answer ended by a stop or an error, its logged
-    length becomes max_tokens.
+    """Return a script whose answers end at max_tokens. If a logged answer ended with a stop or an error,
+    max_tokens becomes the answer's logged length.
     """
     observations = []
     for each in script.observations:

@@ -45,7 +45,9 @@ class Simulated:
 
 
 def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0) -> Simulated:
-    """Run a script's requests. `acceptance`: see ScriptedExecutor. `seed`: the seed for the step times."""
+    """Run a script's requests. `acceptance`: see ScriptedExecutor. `seed`: the seed for arrival times and
+    step times.
+    """
     notes, config = [], script.config
     refused, reason = _refused(script)
     observations = [o for o in script.observations if getattr(o.event, "request_id", "") not in refused]
@@ -133,9 +135,9 @@ class _IdleTimer(Timer):
 
 
 def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
-    """Return the observations, each made earlier by a random share of its `slack_ns`. An observation
-    may have arrived up to `slack_ns` before the scheduler saw it. Observations that the scheduler saw
-    together stay together.
+    """Return the observations with earlier times. Each time is reduced by a random share of `slack_ns`. An
+    observation may have arrived up to `slack_ns` before the scheduler saw it. Observations that the scheduler
+    saw together stay together.
     """
     result: list[Observation] = []
     last, time_ns = None, 0

@@ -64,10 +64,10 @@ class Pipeline:
 
     `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU). `device_map`
     may name a single device. `dtype` is a name or a torch dtype. `revision` is a branch, a tag or a commit at
-    the hub. `model_kwargs` may contain the same arguments. Other keyword arguments are defaults for every
-    call, or arguments for Engine (config, log, attention, loras, and settings by name). Raises ModelError,
-    InvalidRequest for a generation or processing option that is not supported, and ConfigError for an
-    argument that is unknown or not supported.
+    the hub. `model_kwargs` is a dict with further arguments, such as `dtype`. Other keyword arguments are
+    defaults for every call, or arguments for Engine (config, log, attention, loras, and settings by name).
+    Raises ModelError, InvalidRequest for a generation or processing option that is not supported, and
+    ConfigError for an argument that is unknown or not supported.
 
     The class also works as `pipeline_class` for transformers:
 
@@ -106,7 +106,7 @@ class Pipeline:
         - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
           each answer.
         - A list of chats or strings: returns a list with a list of records for each chat or string.
-        - `images=` with `text=`, a string or strings with placeholders: returns a list of records.
+        - `images=` and `text=` (a string or strings with placeholders): returns a list of records.
         - A generator, iterator or dataset that yields such inputs: returns an iterator over their results.
           Results are computed before the reader asks for them.
 

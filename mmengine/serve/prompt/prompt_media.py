@@ -2,7 +2,7 @@
 
 `media_options={"urls": …}` permits fetching: True for every public host, a list of host names, or a
 MediaFetcher with its own limits. Fetched media are treated like media that were sent as bytes: the log and
-the media store record the content, never the URL. The processor refuses all other references.
+the media store record the content, never the URL. The processor refuses references that were not fetched.
 """
 
 import threading

@@ -1,4 +1,6 @@
-"""Defines how complete answers are stored beside the log. Texts are decoded again from the tokens."""
+"""Defines how complete answers are stored beside the log. A stored answer has no texts; readers decode the
+tokens again.
+"""
 
 import msgspec
 import numpy as np

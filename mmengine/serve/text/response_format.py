@@ -108,7 +108,9 @@ _HOW = {
 
 
 class ConfidentValue(NamedTuple):
-    """An answer's value, and its fields' confidences by JSON pointer (None before the answer's end)."""
+    """An answer's value. `confidence`: the fields' confidences by JSON pointer, or None before the answer's
+    end.
+    """
 
     value: object
     confidence: dict[str, FieldConfidence] | None

@@ -92,7 +92,7 @@ class ClientLeft(Exception):
 
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
-    """Return the client's error for an exception. `params`: fields that `param` may name."""
+    """Return the client's error for an exception. `params`: fields that the response's `param` may name."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):

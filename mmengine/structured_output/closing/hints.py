@@ -65,7 +65,7 @@ class Hints:
         return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether `place` lies in free text outside calls, which may end anywhere."""
+        """Return whether `place` lies in free text outside tool calls. Free text may end anywhere."""
         return self.calls is not None and self.calls.is_free(place)
 
     def rests(self, string: bytes) -> list[bytes]:

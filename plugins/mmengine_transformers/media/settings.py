@@ -48,9 +48,10 @@ class HostedMedia:
     `image`, `video`: an item's placeholder in a prompt; "" if the model does not support the modality.
     `image_prompt`, `video_prompt`: a prompt with one item for the processor. `no_video`: why the model takes
     no videos. `video_template`: the chat template that the processor prefers for messages with videos, or "".
-    `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: the same for videos; with a
-    limit, a prompt has either images or videos. `embeds`: the tokens that an item's embeddings replace.
-    `indicators`: the tokens whose embeddings are constants of the model. `identity`: the processor's digest.
+    `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: maximum number of videos in
+    a prompt; 0: no limit. With a limit for videos, a prompt has either images or videos. `embeds`: the tokens
+    that an item's embeddings replace. `indicators`: the tokens whose embeddings are constants of the model.
+    `identity`: the processor's digest.
     """
 
     folder: str
@@ -104,7 +105,7 @@ class HostedMedia:
 
     def _check_early(self, modality: str, size: tuple[int, ...], check_length: CheckLength) -> None:
         """Check the item's number of tokens before its pixels are processed, if the processor can compute
-        it.
+        this number.
         """
         count = getattr(self._processor, "_get_num_multimodal_tokens", None)
         if count is None:
