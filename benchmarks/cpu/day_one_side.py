@@ -1,4 +1,4 @@
-"""Measure mmengine, transformers or a lower bound for `day_one`, in a separate process.
+"""Measure mmengine, transformers or a lower bound in a separate process, for the benchmark `day_one`.
 
     python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 

@@ -35,8 +35,8 @@ class Refused(Exception):
 @dataclass(slots=True)
 class Walk:
     """The CPU times of an answer, in seconds. `compile_s`: time for normalizing and compiling the schema.
-    `masks_s`: time for each token's mask and step. `whole`: whether the masks allowed all tokens in the
-    answer.
+    `masks_s`: for each token, the time to compute the mask and advance the matcher. `whole`: whether the
+    masks allowed all tokens in the answer.
     """
 
     compile_s: float

@@ -1,4 +1,4 @@
-"""Collects the answers that no consumer has received completely, from the log's events.
+"""Collects, from the log's events, all answers that no consumer has received completely.
 
 An engine that continues a log collects the answers while it reads the log and while it runs. Snapshots
 contain the answers, so a process that continues from a snapshot needs no earlier record.

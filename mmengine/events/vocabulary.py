@@ -52,10 +52,10 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     also covers media that begin up to this many tokens after the block. `salts_media`: an item's key in the
     encoder cache depends on the item's hash, the request's salt and its adapter. `media_held_ahead`: how many
     tokens after an item must be computed before the item's encoder output is released. `fills_with_results`:
-    a full block enters the prefix cache when the step's tokens arrive. If False, the block enters the cache
-    when the row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV
-    blocks. False if the log began while requests ran, or if KV came from a connector. `is_asynchronous`:
-    vLLM's AsyncScheduler made the decisions (core/fold/asynchronous.py).
+    a full block enters the prefix cache when the tokens from the step that filled the block arrive. If False,
+    the block enters the cache when the row's next step is scheduled. `knows_contents`: the log tells the
+    contents of all cached KV blocks. False if the log began while requests ran, or if KV came from a
+    connector. `is_asynchronous`: vLLM's AsyncScheduler made the decisions (core/fold/asynchronous.py).
     """
 
     isolates_failures: bool = True
@@ -110,15 +110,15 @@ class Queued(EventBase, frozen=True):
     """Observation: a request was accepted. Its place in the queue and `grammar_slot` follow from the state.
 
     `prompt`: int32 token ids. `sample_index`: the answer's index among several answers to the prompt.
-    `priority`: with the priority policy, smaller values run first. `cache_salt`: requests with different
-    salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never. `group`: the id
-    of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar`. A
-    `grammar` with empty kind and source stands for the slot's stored grammar. `envelope`: a server's data
-    about the request, such as its arrival time. Decisions ignore the envelope. `thinking`: the limit for
-    reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer already has. The engine
-    continues the answer after these tokens. `adapter`: the LoRA adapter, or None for the base model.
-    `tenant`: a keyed hash of the API key, or "". The scheduler serves waiting tenants by turns. `pooling`:
-    what a prefill-only request returns; None for a request with an answer.
+    `priority`: with the priority policy, requests with smaller values run first. `cache_salt`: requests with
+    different salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never.
+    `group`: the id of the request whose prompt this request shares. `grammar_slot`: the slot that stores
+    `grammar`. A `grammar` with empty kind and source stands for the slot's stored grammar. `envelope`: a
+    server's data about the request, such as its arrival time. Decisions ignore the envelope. `thinking`: the
+    limit for reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer already has.
+    The engine continues the answer after these tokens. `adapter`: the LoRA adapter, or None for the base
+    model. `tenant`: a keyed hash of the API key, or "". The scheduler serves waiting tenants by turns.
+    `pooling`: what a prefill-only request returns; None for a request with an answer.
     """
 
     request_id: str

@@ -51,8 +51,9 @@ class VisionKernels:
         `out` [n, num_heads * head_dim].
 
         `qkv`: [p, 3 * num_heads * head_dim]: q, k and v before rotation. `starts`: int32, the first patch of
-        each segment, then p. `cos`, `sin`: float32 [p, head_dim]; the first half of sin is negated. Neither
-        `first` nor other segments change a bit in a patch's result. Raises MemoryError.
+        each segment, followed by the patch count p. `cos`, `sin`: float32 [p, head_dim]; the first half of
+        sin is negated. Neither `first` nor other segments change a bit in a patch's result. Raises
+        MemoryError.
         """
         segments = _Segments(
             len(starts) - 1,

@@ -47,7 +47,7 @@ class History:
         self._lengths = {name: _length(state, name) for name in state.requests}
         self._ended: set[str] = set()  # Ended requests with undelivered tokens.
         self._grown: list[str] = []  # Requests that got tokens from the last event.
-        # A session and its expected tokens after the last event.
+        # (Session id, tokens that the session must have after the last event), or None for no check.
         self._chunk: tuple[str, np.ndarray] | None = None
         self._moved = True  # Whether the last event changed the set of requests.
         self._pending: dict[str, _Pending] = {}

@@ -130,7 +130,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # At the log's end, the live engine stopped with this error.
+        if tape.next is not None:  # Without a next record, the live engine stopped with the same error.
             found = tape.divergence("event", type(tape.next.event).__name__, str(error))
             return found if core is None else tape.located(found, core.state)
     except Exception as error:
@@ -145,9 +145,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return whether the log's last record is an observation and raised the error when the fold applied the
-    record.
-    """
+    """Return whether the fold raised the error, and the log's last record is an observation."""
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 

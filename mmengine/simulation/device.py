@@ -38,10 +38,11 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the correction for a part of a media item, to add to the sum over the plan's `encode`.
+    """Return the number that `embeds_of` adds to the sum over `encode` for a part of a media item.
 
     An item is in `encode` only in the step with its last part. For an earlier part, the result is the part's
-    embeddings. For the last part, the result subtracts the earlier parts' embeddings from the whole item.
+    embeddings. For the last part, the sum contains the whole item, so the result is minus the earlier parts'
+    embeddings.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share

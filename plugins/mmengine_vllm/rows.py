@@ -27,7 +27,9 @@ class Rows:
         return self._of.get(name, NO_ROW)
 
     def rows_of(self, names: list[str]) -> bytes:
-        """Return the column of running requests' rows. Raises KeyError for a request that is not running."""
+        """Return running requests' rows as int32 bytes, in the order of `names`. Raises KeyError for a
+        request that is not running.
+        """
         return int32_bytes(list(map(self._of.__getitem__, names)))
 
     def give(self, name: str) -> int:
@@ -59,7 +61,7 @@ class Rows:
 
 
 def find_row(column: bytes, row: int) -> int:
-    """Return a row's index in a column, or -1."""
+    """Return a row's index in a column (rows as int32 bytes), or -1."""
     number = int32_bytes((row,))
     at = column.find(number)
     while at % 4 and at > 0:
@@ -68,7 +70,9 @@ def find_row(column: bytes, row: int) -> int:
 
 
 class StepRows:
-    """Builds the column of a step's running rows, usually from the previous step's column."""
+    """Builds each step's column: the running rows as int32 bytes. Usually the previous step's column is
+    reused.
+    """
 
     def __init__(self, rows: Rows):
         self._rows = rows

@@ -24,10 +24,10 @@ class Drafter:
 class Machine:
     """A machine whose step takes `step_us`, `row_us` per row and `token_us` per verified draft.
 
-    `policy`: "goodput", "none", or the index of the last active drafter. `noise`: a step takes up to this
-    share longer, at random. With noise, one step in a hundred takes five times as long. `missed_us`: time to
-    read a missed token. In each step without drafting, the drafters miss one token per row. The next step
-    with drafting reads at most 2,048 missed tokens in total.
+    `policy`: "goodput", "none", or an index; then the drafters up to this index are active. `noise`: each
+    step takes longer by a random share between 0 and `noise`. With noise, one step in a hundred takes five
+    times as long. `missed_us`: time to read a missed token. In each step without drafting, the drafters miss
+    one token per row. The next step with drafting reads at most 2,048 missed tokens in total.
     """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
@@ -38,7 +38,7 @@ class Machine:
         self.goodput = Goodput(128, MOST)
         self.behind = {}  # (drafter, number of drafts) by row
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
-        self.work_us = 0  # total time of the steps, before noise is added
+        self.work_us = 0  # sum of the steps' times without the added noise
 
     def admit(self, *rows):
         for row in rows:

@@ -59,7 +59,9 @@ class Call(NamedTuple):
 
 
 class _Calls:
-    """Makes the calls. With `echo`, the engine repeats the prompt, so the prompt contains the answer."""
+    """Builds the calls. With `echo`, the engine repeats the prompt, so each prompt contains the wanted
+    answer.
+    """
 
     def __init__(self, echo):
         self._echo, self.calls = echo, []
@@ -75,7 +77,9 @@ class _Calls:
             self.calls.append(Call(name, api, body, stream, background, key, how.get("uploads", False)))
 
     def _length(self, number):
-        """Return greedy or seeded sampling fields."""
+        """Return the body fields for an answer without an early end: greedy or seeded. No fields for the echo
+        engine.
+        """
         if self._echo:
             return {}
         chance = {"temperature": 0.9, "seed": number} if number % 2 else {"temperature": 0}

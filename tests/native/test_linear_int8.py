@@ -20,8 +20,8 @@ def layer_of(library, codes, form, group, **how):
 
 
 def rounded(x):
-    """Return x (float64) as the kernels round it: each block of 32 values to multiples of its largest
-    magnitude / 127.
+    """Return x (float64) as the kernels round it. The values in a block of 32 become multiples of m / 127,
+    where m is the block's largest magnitude.
     """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)

@@ -46,7 +46,7 @@ TINY = {
 }
 
 
-# Maps names to arguments of make_reference with different text decoder options.
+# Test name -> arguments for make_reference. Each entry sets other options for the text decoder.
 DECODER_KINDS = {
     "tied": {},
     "untied, biases": {"tied": False, "text": {"attention_bias": True}},

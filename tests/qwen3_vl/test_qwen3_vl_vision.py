@@ -17,7 +17,7 @@ GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 @pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """Return the reference and our model. The model uses the CPU kernels, torch alone, or frames packed as on
+    """Return the reference and our model. The model uses the CPU kernels or only torch, or packs frames as on
     a GPU.
     """
     folder = tmp_path_factory.mktemp("tower")

@@ -92,8 +92,8 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # rank 0 encodes im
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """A step fails on rank 0 and, with replays, another step fails on rank 1. The healthy rank still runs the
-    step.
+    """A step fails on rank 0 and, with replays, another step fails on rank 1. In each failed step, the other
+    rank still runs.
 
     Images are encoded on rank 0, where encoder calls are replayed too.
     """

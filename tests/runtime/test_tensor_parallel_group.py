@@ -235,7 +235,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
         return agreed
 
     def doing(group):
-        passes = iter(range(6))  # the second size has three passes
+        passes = iter(range(6))  # the second bucket has three passes
 
         def prepare(bucket):
             if where == "begin" and group.rank and bucket == Bucket(2, 1):

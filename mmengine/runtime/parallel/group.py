@@ -9,8 +9,8 @@ All ranks make the same calls in the same order:
 In a replayed step the token ids and the sums are exchanged inside the graph, and the replay counts as one
 call.
 
-A rank that fails within a step still makes the remaining calls with zeros, or the replay without rows. The
-other ranks therefore never wait for it, and the failed step's result is discarded.
+A rank that fails within a step still makes the remaining calls with zeros, or replays the graph without rows.
+The other ranks therefore never wait for the failed rank. The failed step's result is discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -220,7 +220,7 @@ class StepGroup:
         _in_order(self._group.broadcast, x, dist.BroadcastOptions())
 
     def abort(self) -> None:
-        """End all work on the device that waits for a dead rank. The group cannot be used afterwards."""
+        """End all device work that waits for a dead rank. The group cannot be used afterwards."""
         self.lost = True
         if self._group is not None:
             self._device.abort_group(self._group)

@@ -1,5 +1,5 @@
-"""Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder, and
-refuses requests for other tasks.
+"""Reads a model's task (chat, embedding or reranking) and its embedding prompts from files in the model's
+folder. Refuses requests for other tasks.
 
 The files have sentence-transformers' format: `modules.json`, a folder for each module, and
 `config_sentence_transformers.json` with the prompts. The files are untrusted: their sizes are limited, and

@@ -10,7 +10,7 @@ from mmengine.models.plugin import Prepared, Processor, Tokenizer
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS
 
 CHARS_PER_TOKEN = 8  # The first attempt tokenizes this many characters for each wanted token.
-# Extra tokens, because a cut changes the tokens of the last word.
+# Tokens to add to the wanted count, because the cut can change the last word's tokens.
 SPARE_TOKENS = 64
 
 

@@ -15,7 +15,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.structured_output.rows.grammars import Grammars
 
-# A busy engine that preempted a request repeatedly is not ready for this number of steps.
+# Number of steps after a request's repeated preemption in which a busy engine is not ready.
 THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full

@@ -8,7 +8,7 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput
 
-TAKEN_AT_ONCE = 128  # maximum number of outputs, or tokens, per call
+TAKEN_AT_ONCE = 128  # `take` returns after this number of outputs, or of tokens
 
 
 def _nothing(channel: Channel) -> None:

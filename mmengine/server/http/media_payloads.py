@@ -30,7 +30,8 @@ _Places = Callable[[bytes], Iterator[tuple[int, int]]]
 class UploadReference(NamedTuple):
     """A message's reference to an uploaded file.
 
-    `part`: the message part. The file's bytes replace its `url`. `where`: the reference's path in the body.
+    `part`: the message part, whose `url` is replaced by the file's bytes. `where`: the reference's path in
+    the body.
     """
 
     part: dict[str, object]

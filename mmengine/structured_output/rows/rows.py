@@ -281,7 +281,7 @@ class RowMatchers:
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
         """Return the sampling positions of rows with a closer, or None without such rows. `places`: each
-        row's position.
+        row's sampling position.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -305,8 +305,8 @@ class RowMatchers:
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Advance each row by its generated tokens, at least one. Return two dicts by index in `rows`. The
-        first dict has each complete text's token count up to the end. The second dict has each error's
-        reason.
+        first dict has an entry for each complete text: the number of its new tokens up to the end. The second
+        dict has each error's reason.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)

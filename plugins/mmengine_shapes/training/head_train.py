@@ -103,7 +103,7 @@ def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor
     """Return the weighted soft cross-entropy, and each drafting step's accuracy."""
     last = batch.lengths[:, None] - 2  # The last position that has a next token.
     num_rows = batch.rows.shape[1]
-    # Drafting step k predicts k tokens further, so this range contains the targets of all steps.
+    # Drafting step k predicts k tokens further ahead than step 0. This range covers all steps' targets.
     places = batch.rows[:, :1] + 1 + torch.arange(num_rows + UNROLLED - 1)
     wanted, inside = teacher.probabilities(batch, places.clamp(max=last))
     asked = inside & (places <= last)

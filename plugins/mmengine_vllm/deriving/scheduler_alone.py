@@ -152,7 +152,7 @@ def block_hasher(scheduler):
 
 
 def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar=False, **more):
-    """Return a Request that never stops by itself.
+    """Return a greedy Request that ignores an end of sequence.
 
     `images`: (identifier, modality, start, length, mask). `start` and `length`: the placeholders in the
     prompt. `mask`: None, or whether each placeholder has an embedding.

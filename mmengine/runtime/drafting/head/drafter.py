@@ -6,9 +6,9 @@ target's states for accepted tokens. The KV for these tokens overwrites the KV f
 head drafts from its own outputs, for rows that may have drafts.
 
 If no row may have drafts, hidden states are stored for later (deferred.py). The drafter sleeps if too many
-states are stored, or if no row may have drafts for too many steps. Then stored states are dropped, and the
-target writes no more states. The drafter wakes up when rows may have drafts again. Then only rows with
-complete keys (keys.py) get drafts. These are mostly new rows.
+states are stored, or after too many consecutive steps in which no row may have drafts. A sleeping drafter
+drops the stored states, and the target writes no more states. The drafter wakes up when rows may have drafts
+again. Then only rows with complete keys (keys.py) get drafts. These are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -159,8 +159,8 @@ class HeadDrafter:
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
         """Read a step's states, and the stored states for rows that may have drafts.
 
-        Reading a token's state writes the token's KV to the head's pool. `states` None: the head has no keys
-        for the step's rows.
+        Reading a token's state writes the token's KV to the head's pool. If `states` is None, the head has no
+        keys for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -211,8 +211,8 @@ class HeadDrafter:
         """Borrow stored states for rows in `lacks`, and return which rows could borrow, bool [n].
 
         The states belong to other rows with the same prefix blocks. Only rows that may have drafts
-        (`selected`) borrow. States that their own row reads in this step are not lent. The row that lacks
-        these states then drafts from the next step on.
+        (`selected`) borrow. States that their own row reads in this step are not lent. A row that lacks such
+        states drafts only from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
