@@ -27,7 +27,9 @@ ANSWER = 64  # tokens
 
 
 class Watch:
-    """A folder and its session. The session keeps `seconds` of images, one every `every` seconds."""
+    """A folder and its session. The session keeps the images from the last `seconds` seconds. `every`:
+    expected seconds between two images.
+    """
 
     def __init__(self, engine: Engine, folder: Path, seconds: float, every: float):
         self._folder, self._seen = folder, set[Path]()
@@ -38,7 +40,7 @@ class Watch:
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
         """Return the session's settings `length` and `keep` (tokens). A session that reaches `length` tokens
-        keeps the newest `keep` tokens, which is half.
+        keeps only the newest `keep` tokens (half as many).
         """
         first = next(iter(self._pictures()), None)
         if first is None:

@@ -40,8 +40,9 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                 )
 
     def needed_matches(self, size: int) -> np.ndarray:
-        """Return an int32 array [size] with a count for each pattern length p from 1 to `size`. The answer
-        ends if its last `count` tokens equal the tokens p positions earlier. 0: the length is not checked.
+        """Return an int32 array [size] with a `count` for each pattern length p from 1 to `size`. The answer
+        ends if its last `count` tokens equal the tokens p positions earlier. A `count` of 0 means that length
+        p is not checked.
         """
         period = np.arange(1, size + 1)
         is_watched = (period >= self.min_pattern_size) & (period <= self.max_pattern_size)

@@ -114,8 +114,8 @@ def _busy_cases(folder: Path, steps: int) -> dict[str, dict]:
 
 
 def _calmest(rounds: int, rows: int, run: Callable[[], dict[str, dict]]) -> tuple[dict[str, dict], int]:
-    """Return each case's times in its fastest round, and the bare loop's fastest median in ns. Other load on
-    the machine only makes steps slower.
+    """Return each case's times in its fastest round, and the bare loop's fastest median in ns. The fastest
+    round suffers least from other load on the machine.
     """
     bare, found = [], []
     for _ in range(rounds):

@@ -23,7 +23,9 @@ Tick = Callable[[], None]
 
 
 class MixedRun:
-    """Measures mixed requests in mmengine, and in transformers one by one and in padded batches."""
+    """Measures mixed requests in mmengine and in transformers, which runs them both singly and in padded
+    batches.
+    """
 
     title = "mixed requests"
 

@@ -77,8 +77,8 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return the number of steps that compute `rows` prompts. Rows with a computed prompt decode in these
-        steps.
+        """Return the number of steps that prefill `rows` prompts. Each step also reserves a token per row for
+        decoding.
         """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
@@ -149,7 +149,8 @@ class Bench:
 
     def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
         """Return the time from an image's pixels on the host to its features, in s. The key "launched" is the
-        time without a CUDA graph. The key "replayed" exists if a captured graph fits the image's size.
+        time without a CUDA graph. The key "replayed" is the time with a CUDA graph, and exists only if a
+        captured graph fits the image's size.
         """
         t, h, w = grid
         pixels, device = (

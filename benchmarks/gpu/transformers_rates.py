@@ -1,4 +1,4 @@
-"""Measure transformers with the requests and model shape for mmengine: `generate` and continuous batching."""
+"""Measure transformers' `generate` and continuous batching, with mmengine's requests and model shape."""
 
 import logging
 import time
@@ -111,7 +111,7 @@ def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[st
     """
     yield "as it chooses", _rate_or_why(rival, asks, {})
     if rival.model.device.type == "cuda":
-        # Disabled, because cuDNN's attention builds a new execution plan for each sequence length.
+        # cuDNN's attention would build a new execution plan for each sequence length.
         torch.backends.cuda.enable_cudnn_sdp(False)
         yield "without cuDNN", _rate_or_why(rival, asks, {})
         graphs = {"use_cuda_graph": True, "use_async_batching": True}

@@ -211,8 +211,8 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
 
 def _names(form: str, shape: Shape) -> list[str]:
-    """Return the format's name. Integer formats have a second name, for int8 activations. The 2 B model has
-    no int8 activations, because memory does not suffice for another engine.
+    """Return an engine name for the format. An integer format also gets an engine with int8 activations,
+    except for the 2 B model, because memory does not suffice.
     """
     return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 

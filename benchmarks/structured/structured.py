@@ -178,7 +178,9 @@ def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
 
 
 def _together(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], rounds: int) -> dict[str, Together]:
-    """Time 64 rows in three batches: with many schemas, with a single schema, and in lockstep."""
+    """Time 64 rows in three batches: with many schemas, with a single schema, and with a single schema in
+    lockstep.
+    """
     fair = [side for side in sides if side.name in (OURS, BARE)]
     found: dict[str, list[Together]] = {MIXED: [], ALIKE: [], SAME: []}
     for number in range(rounds):

@@ -45,7 +45,9 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path for a new file. Finally rename the file to `path`, or delete it after an error."""
+    """Yield the path for a new file. When the block ends, rename the new file to `path`. After an error,
+    delete the new file.
+    """
     part = path.with_name(path.name + ".part")
     try:
         yield part

@@ -13,7 +13,7 @@ import triton.language as tl
 from mmengine.gpu.attention_tiles import SPAN, Work
 
 _LOG2_E = 1.4426950408889634
-_KEY_BYTES = 256  # half as many keys are read at once if a key has more bytes
+_KEY_BYTES = 256  # if a key has more bytes, each read takes half as many keys
 _WIDE_BYTES = 2**15  # a tile of at least this many bytes gets 8 warps instead of 4
 
 

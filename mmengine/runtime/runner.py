@@ -119,7 +119,8 @@ class ModelRunner:
         """A description of the capturable steps, the same on all ranks; "" if no step is capturable."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # A pass with recurrent states takes arguments from the host, and a graph would replay old values.
+        # A pass with recurrent states takes arguments from the host, so a graph would replay outdated
+        # arguments.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
@@ -327,7 +328,9 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """Return the sampled positions and their logits, float32 [s, vocab_size], or None without samples."""
+        """Return the sampled positions and their logits, float32 [s, vocab_size]. Without samples, the logits
+        are None.
+        """
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
@@ -360,7 +363,7 @@ class ModelRunner:
         # Steps with drafts never overlap the next step, so they need no `_last_tokens`.
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
-            # A failed row has a negative id, and needs any valid id here.
+            # A failed row has a negative token id, which is replaced by a valid id.
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)
         room = plan.draft_room
         if room is not None and len(room):

@@ -20,8 +20,8 @@ class SampledRows(NamedTuple):
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return how many drafts each row accepts, int64 [s].
 
-        `input_ids`: the plan's tokens, drafts included. `tokens` [s, k + 1]: the model's tokens from
-        `num_known` on.
+        `input_ids`: the plan's tokens, drafts included. `tokens` [s, k + 1]: the tokens that the model
+        generates from position `num_known` on.
         """
         number = np.arange(tokens.shape[1] - 1)
         there = number < self.num_drafts[:, None]
@@ -32,7 +32,9 @@ class SampledRows(NamedTuple):
 
 
 def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
-    """Return a vector, float32 [4], for each pooled row. `sums`: uint64 [t], a number for each token."""
+    """Return a vector, float32 [4], for each pooled row. The vector encodes the entry for the row's last
+    token in `sums`, uint64 [t].
+    """
     last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
     found = []
     for place, _ in plan.pool:

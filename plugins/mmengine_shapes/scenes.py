@@ -110,7 +110,7 @@ class Clip:
         return [scene.draw() for scene in self.scenes]
 
     def timestamps(self) -> list[float]:
-        """Return the middle of each pair of frames in seconds, as in the prompt."""
+        """Return the middle time for each pair of frames, in seconds. The prompt has the same times."""
         return [(2 * pair + 0.5) / self.fps for pair in range(len(self.scenes) // 2)]
 
 

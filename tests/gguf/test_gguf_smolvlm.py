@@ -108,7 +108,7 @@ def vision_keys(**more) -> list:
 
 
 def write_files(folder, out, swaps: bool = False, **more):
-    """Write both files, and return the text model's path. `more`: keys of the projector."""
+    """Write both files, and return the text model's path. `more`: as in `vision_keys`."""
     text = json.loads((folder / "config.json").read_text())["text_config"]
     keys = {
         "attention.key_length": (UINT32, text["head_dim"]),

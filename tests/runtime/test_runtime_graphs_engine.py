@@ -59,7 +59,7 @@ def test_answers_equal_launched_steps(asked, anew, recorder, settings):
 
 
 def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
-    """A prompt with at most 1 + num_draft_tokens tokens is replayed in a bucket for drafts."""
+    """A graph for steps with drafts also computes prompts with at most 1 + num_draft_tokens tokens."""
     prompts = [Prompt(text=text) for text in ("a b c", "d", "e f", "g h i")]
     asked = {"prompt_logprobs": 2, "max_tokens": 2, "temperature": 0.0}
     with Engine(config=EngineConfig(spec="suffix", num_draft_tokens=7, **SMALL)) as engine:

@@ -313,7 +313,7 @@ def test_a_setting_chooses_processes_or_threads():
 
 
 def test_processes_give_the_pixels_that_threads_give():
-    """Threads and processes decode the same pixels. The caller gets a process's errors."""
+    """Threads and processes decode media to equal pixels. Errors in a process reach the caller."""
     png, gif = image_of("PNG"), image_of("GIF")
     contents = [
         [{"type": "image", "image": png}, {"type": "image", "image": gif, "max_pixels": 1000}],

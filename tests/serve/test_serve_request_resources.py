@@ -31,7 +31,7 @@ class Picturing(EchoProcessor):
 
 
 class Holding(EchoExecutor):
-    """An executor that keeps pixels like a device; with `fails` every step fails."""
+    """An executor that stores pixels, as a device does. With `fails`, every step fails."""
 
     fails = False
 

@@ -77,8 +77,8 @@ def test_a_head_that_is_damaged_is_left_out(tmp_path, monkeypatch):
 
 
 def test_a_run_has_forced_tokens_and_then_the_heads_drafts(monkeypatch):
-    """The batch has rows with and without grammars. Each run of drafts counts for the drafter of its last
-    draft.
+    """The batch has rows with and without grammars. A run of drafts is counted for the drafter that proposed
+    the run's last draft.
     """
     if library.load() is None:
         pytest.skip(library.describe())

@@ -6,7 +6,7 @@ EOS = 2
 
 
 class Workers:
-    """Replaces vLLM's workers. Holds KV by slot, the identifiers of encoder outputs, and the scheduled
+    """Replaces vLLM's workers. Stores KV by slot, the identifiers of encoder outputs, and the scheduled
     requests.
 
     A request's next token is a function of the KV in its blocks. Wrong blocks, positions or tokens from the

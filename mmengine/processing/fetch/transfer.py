@@ -13,8 +13,8 @@ from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.version import __version__
 
-MAX_HEADER_BYTES = 2**15  # Limit for a response before its body.
-# A body may arrive in at most MAX_CRUMBS pieces plus a piece per LEAST_PIECE bytes. Each received piece costs
+MAX_HEADER_BYTES = 2**15  # Limit for a response's bytes before the body.
+# A body may arrive in at most MAX_CRUMBS pieces plus a piece per LEAST_PIECE bytes, because each piece costs
 # time.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
 # Names the supported formats for hosts that convert images on request.

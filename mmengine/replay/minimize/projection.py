@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def num_cells(self) -> int:
-        """The number of array elements and request ids in addition to the event."""
+        """The number of array elements and request ids that the piece stores in addition to the event."""
         shares = self.shares.values()
         return len(self.rows) + len(self.owners) + sum(len(one.values) + len(one.ends) for one in shares)
 

@@ -40,7 +40,7 @@ class Operation(NamedTuple):
 
     `answer`: the struct or the media type of a response with status 200. `refusals`: the error statuses.
     `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503, if
-    its body is not an error body. `query`: the names of the query parameters. `creates_answer`: whether the
+    this response has no error body. `query`: the names of the query parameters. `creates_answer`: whether the
     route has the request and response headers for generated answers.
     """
 

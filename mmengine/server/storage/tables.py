@@ -2,8 +2,8 @@
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return a table's triggers, which update the sum in `totals` when rows are deleted or changed. No
-    trigger runs on inserts, so code that inserts rows must also update the sum.
+    """Return a table's triggers, which update the byte sum in `totals` when rows are deleted or changed. No
+    trigger runs on inserts, so code that inserts rows must also update the byte sum.
     """
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"

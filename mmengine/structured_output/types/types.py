@@ -61,7 +61,7 @@ def schema_of(what: object) -> dict | bool:
 def decode(text: str, what: object) -> object:
     """Decode an answer. Returns an instance if `what` is a type, and the JSON value if `what` is a schema.
 
-    Raises RequestFailed for a text that cannot be decoded. The text was cut (finish_reason "length"), or
+    Raises RequestFailed for a text that cannot be decoded. Such a text was cut (finish_reason "length"), or
     violates a rule that a schema cannot express.
     """
     try:

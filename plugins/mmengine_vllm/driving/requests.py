@@ -10,7 +10,8 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, Sampli
 from mmengine_vllm.request_facts import embedding_runs
 from mmengine_vllm.vllm_object import VllmObject
 
-# The core only knows that a request has a grammar. The grammar itself stays in vLLM's manager.
+# The core only knows that a request has a grammar. The grammar itself stays in vLLM's structured output
+# manager.
 VLLM_GRAMMAR = GrammarRequest("vllm", "{}")
 NEVER_STOPS = -1
 
@@ -18,8 +19,8 @@ NEVER_STOPS = -1
 def engine_request(request: VllmObject, num_resets: int = 0) -> Request:
     """Return the request for the core. Raises InvalidRequest for a request that the core cannot run.
 
-    `num_resets`: how often the encoder cache was reset. Items cached before the last reset do not match the
-    request's items.
+    `num_resets`: how often the encoder cache was reset. Each item's hash includes this number, so items
+    cached before the last reset never match.
     """
     unsupported = next(_unsupported(request), None)
     if unsupported is not None:

@@ -31,7 +31,7 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """Alternatives without a chosen branch, with the branches' path and position."""
+    """Alternatives from which no branch is chosen yet, with the branches' path and position."""
 
     path: tuple[int, ...]
     where: tuple[int, ...]
