@@ -119,8 +119,7 @@ class ModelRunner:
         """A description of the capturable steps, the same on all ranks; "" if no step is capturable."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # A pass with recurrent states takes arguments from the host, so a graph would replay outdated
-        # arguments.
+        # A pass with recurrent states takes arguments from the host, so a graph would replay old arguments.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
@@ -328,9 +327,7 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """Return the sampled positions and their logits, float32 [s, vocab_size]. Without samples, the logits
-        are None.
-        """
+        """Return the sampled positions, and their logits, float32 [s, vocab_size] (None without samples)."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
