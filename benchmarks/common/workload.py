@@ -89,8 +89,8 @@ def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 
 
 
 def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
-    """Count the images in all requests; a repeated image counts each time. Return (images that occur in
-    several requests, all images).
+    """Return two counts: images that occur in several requests, and all images. A repeated image counts each
+    time.
     """
     shown: Counter[bytes] = Counter()
     for ask in asks:

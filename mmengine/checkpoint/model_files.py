@@ -1,4 +1,4 @@
-"""Reads a model's files: from a model folder, or the equivalent data from a GGUF file."""
+"""Reads a model's files from a folder, or the equivalent data from a GGUF file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

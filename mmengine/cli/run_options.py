@@ -14,7 +14,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-MAX_SCHEMA_BYTES = 2**26  # The engine's own limit is lower.
+MAX_SCHEMA_BYTES = 2**26  # Maximum file size. The engine's limit for a schema is lower.
 MAX_SHARDS = 65536  # Maximum number of shards in a batch.
 SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "Model", "Files"
 
@@ -286,8 +286,9 @@ class Model:
     ) -> "EngineConfig":
         """Return the engine's config. Raises ConfigError.
 
-        `keeps_media`: whether images and videos are stored beside the log. `kept_of_log` and `unless_set` are
-        settings in the form NAME=VALUE. The user's settings override `unless_set`.
+        `keeps_media`: whether images and videos are stored beside the log. `kept_of_log` and `unless_set`
+        contain settings in the form NAME=VALUE. `kept_of_log`: limits for the log's size and age.
+        `unless_set`: defaults, which the user's settings override.
         """
         return engine_config(
             [

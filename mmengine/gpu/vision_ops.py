@@ -3,7 +3,7 @@ frames in a step.
 
 Attention is torch's varlen attention (flash attention, only for 16-bit dtypes), and the rotation is a Triton
 kernel. Attention and rotation are used only if they reproduce torch's frame-by-frame results on a small
-example. Not yet run on a GPU.
+example. This code has not yet run on a GPU.
 """
 
 from collections.abc import Callable

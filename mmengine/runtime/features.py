@@ -129,7 +129,7 @@ class FeatureStore:
         if not spans:
             return None
         hidden, count = self._hidden_size, sum(span.length for span in spans)
-        index = np.empty((2, count), np.int64)  # slots of the embeddings, positions in the batch
+        index = np.empty((2, count), np.int64)  # slots of the embeddings, positions in the step
         at = 0
         for span in spans:
             index[0, at : at + span.length] = self._places_of(span)

@@ -13,8 +13,7 @@ def wanted_replicas(
     """Return how many replicas to run.
 
     Adds replicas if more than `each_tokens` tokens per replica wait. Removes a replica if no tokens wait and
-    the requests would fill at most half the other replicas. `each_open`: maximum number of requests per
-    replica.
+    the other replicas would then be at most half full. `each_open`: maximum number of requests per replica.
     """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:

@@ -1,4 +1,4 @@
-"""Describes the prompts and media of a hosted model (transformers' modules) to ChatProcessor."""
+"""Tells ChatProcessor how a hosted model, which runs transformers' modules, expects prompts and media."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,8 +1,8 @@
 """Converts vLLM's KV cache groups to a text in a log's first event (STARTED), and back.
 
 Only models with several groups, or with a group that is not full attention, need the text. If mmengine
-supports all groups of the model, the setting `block_groups` has them too, and the log has the blocks of all
-groups.
+supports all groups of the model, the setting `block_groups` also describes the groups, and the log contains
+the blocks of every group.
 """
 
 import json

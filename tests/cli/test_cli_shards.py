@@ -143,7 +143,9 @@ def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
     begin_log(log)
 
     def asked(folder):
-        """Return False only on the first call, as if another process then took the lock."""
+        """Return False on the first call and True later, as if another process took the lock after the first
+        call.
+        """
         found = bool(held)
         held.append(folder)
         return found

@@ -1,4 +1,4 @@
-"""Rounds of fifty calls against a server that is killed, and the checks after them."""
+"""Runs rounds of fifty calls against a server that is killed, and checks the results."""
 
 import json
 import os
@@ -172,7 +172,7 @@ def matrix(folder, engine, *options, **more):
 
 def check_log(folder):
     """Check that the log verifies and that each request ends exactly once. Returns how many calls were
-    unfinished at each death.
+    unfinished each time the engine process died.
     """
     report = verify(folder / "log")
     assert report.ok, report

@@ -121,8 +121,8 @@ def written_over(name: str, start: int, size: int, rng: random.Random) -> list[b
 
 
 def each_field() -> list[tuple[str, int, int]]:
-    """Return (name, start, size) of header fields. A long list contributes only the first two and the last
-    entries, and a tensor `other.KIND` only the type.
+    """Return (name, start, size) of header fields. A long list contributes only its first two entries and its
+    last entry. A tensor named `other.KIND` contributes only its type.
     """
     found, seen = [], {}
     for name, start, size in SOUND.spans:

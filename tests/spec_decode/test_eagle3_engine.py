@@ -245,8 +245,8 @@ def attentive_head(tmp_path):
 
 @pytest.mark.parametrize("spec", ["eagle3", "auto"])
 def test_drafts_equal_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
-    """Compares drafts in prompts with an image, a video and text alone. `auto` also has drafts after forced
-    tokens.
+    """Compares drafts in prompts with an image, a video and text alone. With `spec` "auto", the engine also
+    drafts after forced tokens.
     """
     _skip_without_a_head(spec)
     point = SimpleNamespace(load=lambda: lambda: attentive_head)

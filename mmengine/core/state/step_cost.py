@@ -1,9 +1,9 @@
 """Measures how long decode-only steps take with and without drafts.
 
 A bucket groups steps with similar row counts. Each bucket keeps its last MEMORY steps without drafts, and its
-last MEMORY steps with drafts for each draft level (at level n, drafters 0 to n draft). With two steps in
-flight, the loop waits for a step's end before drafters run. Such a step counts as a step with drafts, even if
-no row has drafts.
+last MEMORY steps with drafts for each draft level. At level n, the drafters with the numbers 0 to n propose
+drafts. With two steps in flight, the loop waits for a step's end before drafters run. Such a step counts as a
+step with drafts, even if no row has drafts.
 
 A draft level's gain is its throughput divided by the throughput without drafts. The time without drafts is
 the lower quartile of the bucket's kept times. Outliers count as 1.5 times the usual time. A bucket with too
@@ -96,8 +96,9 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is a draft's time divided by a token's time (with or without drafts, whichever is
-        shorter). Dividing by 3 accounts for cost that a step's drafts share.
+        The probability is a draft's additional time divided by a token's time, with or without drafts,
+        whichever is shorter. The result is also divided by 3, because a step's drafts share a part of their
+        cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):

@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
-DEVICE = "GPU"  # The storage tier of blocks that a step can read, also on a CPU.
-# Maximum number of blocks in a BlockStored event. Consumers decode an event as a whole.
+DEVICE = "GPU"  # The storage tier of blocks that a step can read. The name is the same on a CPU.
+# Maximum number of blocks in a BlockStored event. Consumers decode an event as a whole, so events must stay
+# small.
 MAX_EVENT_BLOCKS = 4096
 # Further inputs to a block's hash: an adapter's name, (media id, the item's start relative to the block's
 # start), and SALT followed by a cache salt.

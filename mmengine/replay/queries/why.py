@@ -109,7 +109,7 @@ class _Inquiry:
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
-        # For each session, the last LEASE_TAKEN record and a remark on this decision.
+        # For each session: the last LEASE_TAKEN record, and a remark on the decision to take the lease.
         self._taken: dict[str, tuple[Record, Note]] = {}
 
     def claims(self) -> list[Claim]:

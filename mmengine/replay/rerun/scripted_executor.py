@@ -49,11 +49,11 @@ class ScriptedExecutor(TimedExecutor):
         # Output index at which a stop or an error ends the answer, or -1.
         self._ends_at = np.zeros(rows, np.int64)
         self._end: list[Answer | None] = [None] * rows
-        # Indexed by row and output index: how many tokens the step in the log returned (0: unknown), and how
-        # many drafts the step had.
+        # Indexed by row and output index. Each entry describes the logged step that began at this output
+        # index: how many tokens the step returned (0: unknown), and how many drafts the step had.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
-        # Number of prompt and answer tokens at which the request ends by length.
+        # Total number of prompt and answer tokens at which the request ends by length.
         self._room = np.zeros(rows, np.int64)
 
     def _set_row(self, row: int, request: Request) -> None:

@@ -67,7 +67,9 @@ def _is_plain(state: State, event: ev.Scheduled) -> bool:
 
 
 def _has_plain_blocks(state: State, rows: np.ndarray, new_blocks: bytes) -> bool:
-    """Return whether `new_blocks` are free, and as many as the rows need to compute a token each."""
+    """Return whether `new_blocks` are free, and whether the rows need exactly this number to compute a token
+    each.
+    """
     short, further = further_blocks(state, state.config, rows, 1)
     if not new_blocks or state.num_groups > 1:
         return not new_blocks and not len(short)
@@ -129,7 +131,7 @@ def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarra
 
 
 def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
-    """Check that the new blocks are free, and as many as the rows need."""
+    """Check that the new blocks are free, and that the rows need exactly this number."""
     short, further = further_blocks(state, state.config, rows, counts)
     needed = int(further.sum()) * state.num_groups
     if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():

@@ -154,9 +154,9 @@ class FlashInferAttention:
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """Return the buffers for captured steps: places, query_starts, page_starts, last_page_len, pages.
 
-        The places are int64 [3, t]. The other buffers are int32. For n rows, the starts have n + 1 entries
-        and last_page_len has n. The first call allocates the buffers, so the largest bucket must be captured
-        first.
+        The places are int64 [3, t]. The other buffers are int32. For n rows, query_starts and page_starts
+        have n + 1 entries, and last_page_len has n entries. The first call allocates the buffers, so the
+        largest bucket must be captured first.
         """
         if not self._buffers:
             rows = bucket.num_rows

@@ -1,1 +1,1 @@
-"""Shards a model over several ranks: processes that each use one device (docs/how-to/gpu.md)."""
+"""Shards a model over several ranks. A rank is a process that uses one device (docs/how-to/gpu.md)."""

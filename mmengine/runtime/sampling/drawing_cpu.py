@@ -28,7 +28,8 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None if there is no kernel.
+    """Return int32 [r] with a token for each row in the float32 logits [r, vocab], or None if there is no
+    kernel.
 
     For a row with the result UNSURE, the caller must use torch. `columns` [r]: the rows' sampling parameters,
     all with a temperature above 0.

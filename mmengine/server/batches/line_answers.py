@@ -150,8 +150,8 @@ class LineAnswers:
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
         """Return the request, and a stream for each prompt.
 
-        If every prompt has a recovered stream, the recovered streams are returned with the logged envelope.
-        Otherwise the request is submitted.
+        If every prompt has a recovered stream, the recovered streams are returned with the request's envelope
+        from the log. Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)
         envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)

@@ -33,8 +33,9 @@ class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
     `connect`: passes a connection to the event loop. The Acceptor must be created on the event loop. `health`
-    returns the state for probes. `probed` is called for each probe, with True if the server is alive. Both
-    run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
+    returns the state for probes. `probed` is called for each probe, with True if the server is alive.
+    `health` and `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate
+    health port, or None.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Acceptor:
         self._wakes.recv(4096)
 
     def _pause_or_resume(self) -> None:
-        """Pause while many connections wait for the event loop or file descriptors are missing."""
+        """Pause while MAX_WAITING connections wait for the event loop, and shortly after a failure."""
         if self._bound is None:
             return
         pauses = len(self._waiting) >= MAX_WAITING or time.monotonic() < self._accept_at

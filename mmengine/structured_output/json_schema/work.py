@@ -52,7 +52,9 @@ def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextmanager
 def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
-    """Add the keyword to a WorkExceeded from this block, unless an inner block has added a keyword."""
+    """Add the keyword to a WorkExceeded error that this block raises, unless an inner block has added a
+    keyword.
+    """
     try:
         yield
     except WorkExceeded as error:

@@ -1,7 +1,8 @@
 """Writes Lark terminals for numbers with a maximum number of digits.
 
-With JSON Schema, llguidance limits digits only by a range with at most 18 digits, and compiles this range
-into an alternative for each length. A Lark terminal needs only a state for each digit.
+In a JSON schema, llguidance can limit the digits only by a range, whose limits have at most 18 digits.
+llguidance compiles such a range into an alternative for each length. A Lark terminal needs only a state for
+each digit.
 """
 
 from fractions import Fraction
@@ -16,7 +17,7 @@ MAX_POWER = 17
 
 
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
-    """Return a terminal for a number's schema, and a schema for the numbers that the terminal lacks.
+    """Return a terminal for a number's schema, and a schema for the numbers that the terminal does not match.
 
     Integer part, decimals and exponent may each have at most `most` digits. A schema with a single limit is
     split at a power of ten: the returned schema covers the numbers from the limit to this power, and the
@@ -30,7 +31,7 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     if low == 0 and "minimum" in schema:
         return f"/{any_digits}{behind}/", None
     sign, limit = ("", low) if low is not None else ("-", -high if high is not None else Fraction(0))
-    # The power of ten is chosen such that the range contains a number, because an empty range is an error.
+    # At least one number lies between the limit and this power of ten, because an empty range is an error.
     power = len(str(int(limit))) + 1 if limit >= 0 else 0
     if power > min(most - 1, MAX_POWER):
         return "", schema

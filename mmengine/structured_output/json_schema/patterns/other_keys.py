@@ -1,5 +1,4 @@
-r"""Writes a pattern for an object's "other keys", which its schema does not name, and the schema for their
-values.
+r"""Writes a pattern and a value schema for an object's "other keys", which the object's schema does not name.
 
 A pattern is needed because `additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
 

@@ -31,7 +31,8 @@ class Part(NamedTuple):
     """A part of a pattern, rewritten as `text`.
 
     `fewest`, `most`: minimum and maximum number of matched characters (None: no maximum). `copies`: how often
-    counted repetitions copy the part. `times`: (repeated part, minimum count, maximum count) of a repetition.
+    counted repetitions copy the part. `times`: (repeated part, minimum count, maximum count) if the part is a
+    repetition.
     """
 
     text: str
