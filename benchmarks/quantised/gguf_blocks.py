@@ -42,8 +42,8 @@ N, K = 2048, 1536
 LEAST_BYTES = 40e6  # Minimum size of all layers together, in the smallest storage form.
 UNIT = 1e8  # Times are scaled to this number of weights.
 ROWS = (1, 2, 4, 16, 512)
-# With at least this many rows, two layers are enough, because reading the weights then takes a small share of
-# the time.
+# For inputs with at least this many rows, two layers are enough. Reading the weights then takes a small share
+# of the time.
 FEW_LAYERS = 100
 FORMS = {"int8": Form.INT8, "int4": Form.INT4}
 Layers = dict[tuple[str, str], list[PackedLinear]]  # Keyed by (instruction set, storage form).

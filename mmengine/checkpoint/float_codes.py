@@ -34,7 +34,7 @@ BYTES = "U8"
 STORED_BYTES = {BYTES: 1}
 GROUP = 16  # Values that share a scale in NVFP4.
 PIECE_ROWS = 16  # Rows are decoded in multiples of this number.
-PIECE_VALUES = 2**22  # Approximate maximum number of values that are decoded at once.
+PIECE_VALUES = 2**22  # Approximate maximum number of values in a decoded piece.
 # Values of `format` in compressed-tensors folders whose matrices may be FP8, NVFP4 or unquantised.
 FORMATS = ("float-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense")
 # Values of `quant_algo` in ModelOpt folders whose matrices may be FP8, NVFP4 or unquantised.

@@ -29,7 +29,7 @@ Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
 STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
-PIECE_VALUES = 2**22  # Approximate maximum number of values that are unpacked at once.
+PIECE_VALUES = 2**22  # Approximate maximum number of values in an unpacked piece.
 _IN_A_WORD, _MIDDLE = 8, 8
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns: its position in a word.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
@@ -94,7 +94,7 @@ class Int4Entry(TensorEntry):
             yield first - begin, CodedRows(self._codes(words, rows), scales[rows], mins)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the same rows as `coded`, as float32 weights."""
+        """Dequantise the rows that `coded` yields: (row offset from `begin`, float32 weights)."""
         for place, (codes, scales, mins) in self.coded(begin, end):
             values = codes * self._spread(scales)
             yield place, values if mins is None else values + self._spread(mins)

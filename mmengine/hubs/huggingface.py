@@ -104,7 +104,7 @@ class HuggingFace:
         return Path(found).parents[file.count("/")] if isinstance(found, str) else None
 
     def _has_blob(self, etag: str, num_bytes: int) -> bool:
-        """Return whether the cache has a file's contents from any commit.
+        """Return whether the cache has the file with this hash, downloaded for any commit.
 
         The cache names a large file by its SHA-256 and a small file by its Git hash (huggingface_hub's guide,
         "Understand caching").

@@ -67,7 +67,7 @@ class FakeExecutor(TimedExecutor):
         """Return each row's token count, and which rows stopped (bool).
 
         A row's tokens end after the first stop token, or at the request's length limit. `tokens`: [rows,
-        places]. `counts`: each row's token count before these limits apply.
+        maximum tokens per row]. `counts`: each row's token count before these limits apply.
         """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
@@ -81,9 +81,9 @@ class FakeExecutor(TimedExecutor):
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return the next step's drafts, row by row, and each row's number of drafts, both int32.
 
-        `places`: the position of each row's first draft. `over`: whether a row's text has ended; then the row
-        gets no drafts. `room`: maximum number of drafts for each row, or None. Returns (None, None) without a
-        drafter.
+        `places`: the position of each row's first draft. `over`: whether a row's text has ended, so that the
+        row gets no drafts. `room`: maximum number of drafts for each row, or None. Returns (None, None)
+        without a drafter.
         """
         count = self._config.num_draft_tokens
         if not count:

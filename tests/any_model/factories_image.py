@@ -122,8 +122,8 @@ def _paddle(ids: Ids) -> torch.nn.Module:
 
 
 def pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids], torch.nn.Module]:
-    """Return a function that builds a model with Pixtral's tower. `name`: the config field for the id of the
-    token `image`.
+    """Return a function that builds a model with Pixtral's tower. `name`: the config field that stores the
+    token id for `image`, the image placeholder.
     """
     return lambda ids: build(
         kind, text_config=text(text_kind, head_dim=16), vision_config=PIXTRAL, **{name: ids[image]}

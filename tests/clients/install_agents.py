@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.clients.coding_agents import AGENTS, Agent
 
-INSTALL_S = 600  # Maximum seconds for an agent.
+INSTALL_S = 600  # Maximum seconds to install an agent.
 READY = ".version"  # A file with the installed version.
 
 

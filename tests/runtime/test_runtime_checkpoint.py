@@ -97,7 +97,9 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Start a prompt every third step, in chunks of eleven tokens, which also split images and videos."""
+    """Start a prompt every third step. Prompts are split into chunks with eleven tokens, so images and videos
+    are split, too.
+    """
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)

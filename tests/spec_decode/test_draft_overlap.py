@@ -23,8 +23,8 @@ TWO = {"max_in_flight": 2, "draft_policy": "goodput"}
 
 
 def steer(executor):
-    """Make `executor` launch steps ahead, as on a GPU. Drafts are alternately cheap and expensive for 25
-    steps.
+    """Make `executor` launch steps ahead, as on a GPU. Every 25 steps, drafts change from cheap to expensive
+    or back.
     """
     LaunchedAhead(executor)
     Clock(executor)

@@ -141,7 +141,8 @@ def test_a_bound_beyond_17_digits_is_exact() -> None:
 
 
 CONTRADICTING = [
-    # (schema, accepted texts, refused texts). Only branches that reach the contradiction are impossible.
+    # (schema, accepted texts, refused texts). A contradiction excludes only values that need the
+    # contradicting part.
     ({"anyOf": [{"type": "string", "minLength": 5, "maxLength": 3}, {"type": "null"}]}, ["null"], ['"abcd"']),
     ({"minimum": 3, "maximum": 2, "type": ["number", "null"]}, ["null"], ["2", "3"]),
     (

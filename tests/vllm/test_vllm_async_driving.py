@@ -29,8 +29,8 @@ SETTINGS = {
 
 
 def run(cls, settings):
-    """Run requests; a step is scheduled before `update_from_output` gets the previous step's result. Return
-    the requests, their tokens, and the number of preemptions.
+    """Run requests, and schedule each step before `update_from_output` gets the previous step's result.
+    Return the requests, their tokens, and the number of preemptions.
     """
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": MAX_LEN, "num_blocks": 40}
     config = engine_config(block_size=16, **limits, **settings)

@@ -52,8 +52,8 @@ def await_stale(state: State, row: int, name: str, *, drops: bool) -> None:
 
 
 def deliver_stale(state: State, flight: Flight, event: ev.Executed) -> None:
-    """Append this step's tokens to requests that were preempted after its dispatch. Must be called after
-    `land` (core/fold/steps.py).
+    """Append the tokens from the step `flight` to requests that were preempted after the dispatch. Call this
+    after `land` (core/fold/steps.py).
     """
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = np.ones(len(flight.sampled), np.int32)

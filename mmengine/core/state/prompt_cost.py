@@ -4,7 +4,7 @@ A draft head reads each prompt before it drafts. For short answers, reading the 
 the drafts save. The times of decode-only steps do not include the time for prompts.
 """
 
-MEMORY = 64  # with more requests the counts are halved, so that newer requests have more weight
+MEMORY = 64  # above this number of requests, counts are halved, so that newer requests weigh more
 FIRST_TOKENS, FIRST_REQUESTS = 64, 2  # initial counts: they assume 32 tokens per answer
 COUNTERS = ("tokens", "requests", "new_requests", "read_ns", "read_requests")
 

@@ -68,7 +68,9 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all rows in the mask `alone` together, into `mixed`. Each row has a single token."""
+        """Compute the rows with a single token together, and write the outputs to `mixed`. `alone`: the mask
+        of these rows.
+        """
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)

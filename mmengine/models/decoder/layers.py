@@ -98,8 +98,8 @@ def read_layer(
 
 
 def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
-    """Return a delta net's weights. As in transformers, the decay is float32, computed from A_log in the
-    model's dtype.
+    """Return a delta net's weights. As in transformers, A_log has the model's dtype, and the decay is
+    computed in float32.
     """
     return DeltaWeights(
         ba=linear("linear_attn.in_proj_b", "linear_attn.in_proj_a", biased=False, make=exact),
@@ -152,6 +152,6 @@ def _gate_up(whole: str) -> list[str]:
 
 def is_tied(config: DecoderConfig, weights: WeightReader) -> bool:
     """Return whether the LM head uses the embedding's matrix. As in transformers, a stored head that differs
-    from the embedding is used even if the config is tied.
+    from the embedding is used even if tie_word_embeddings is set.
     """
     return HEAD not in weights or (config.tied and weights.same(HEAD, EMBEDDING))

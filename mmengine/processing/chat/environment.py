@@ -49,7 +49,7 @@ def _tojson(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     parts, size = [], 0
-    for part in encoder.iterencode(value):  # A long indentation can make the text large.
+    for part in encoder.iterencode(value):  # Stops early if a long indentation makes the text too large.
         parts.append(part)
         check_size(size := size + len(part))
     return "".join(parts)

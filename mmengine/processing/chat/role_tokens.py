@@ -9,7 +9,7 @@ from typing import Any
 
 # Other roles come from the caller, so they may not become a part of a special token.
 ROLES = ("system", "user", "assistant", "tool", "developer", "function", "observation")
-# ChatTemplate uses low surrogates for special tokens, and content_parts.py uses the first high surrogate.
+# These marks differ from ChatTemplate's (low surrogates) and content_parts.py's (the first high surrogate).
 _START, _END = "\ud801", "\ud802"
 
 
@@ -32,7 +32,9 @@ class MarkedRole(str):
 
 
 def texts_around_roles(tokens: Iterable[str], source: str) -> dict[str, str]:
-    """Return marked text -> token, for tokens with a role between two texts that `source` contains."""
+    """Return marked text -> token, for tokens that contain a role. The template `source` must contain the
+    token's parts before and after the role.
+    """
     found = {}
     for token in tokens:
         for role in ROLES:

@@ -31,7 +31,7 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXELS
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_RESIZED_PIXELS = 2**24  # Maximum size of one image: 16,384 embeddings.
+MAX_RESIZED_PIXELS = 2**24  # Maximum pixels per image: 16,384 embeddings with 32 x 32 pixels.
 # The only supported values in a model folder. This module resizes images bicubically, and encoders scale and
 # normalise the pixels on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
@@ -52,7 +52,7 @@ class VideoSettings:
     fps: float  # Number of frames to sample per second.
     do_sample_frames: bool
     cap_pixels_per_frame: bool
-    max_video_tokens: int  # Limit per frame if cap_pixels_per_frame is set.
+    max_video_tokens: int  # Maximum embeddings per frame; ignored without cap_pixels_per_frame.
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    # Include a frame above the limit, so that the decoder reports the error.
+    # If there are too many frames, pass a single frame more than allowed: the decoder then reports the error.
     for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)
@@ -193,7 +193,7 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
         return FrameTimes(
             None if fps is None else float(fps),
             None if indices is None else tuple(map(int, indices)),
-            None if total is None else max(-1, min(int(total), 2**32)),  # Fits into a message.
+            None if total is None else max(-1, min(int(total), 2**32)),  # Messages limit integers.
         )
     except (TypeError, ValueError, OverflowError):
         raise InvalidMedia(

@@ -79,8 +79,8 @@ class Followers:
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Return whether each rank sends the same nonempty `word`, and send the result to the ranks. Raises
-        the same errors as `await_ready`.
+        """Return whether each rank has sent `word` and `word` is not empty. Sends the result to the ranks.
+        Raises the same errors as `await_ready`.
         """
         agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:

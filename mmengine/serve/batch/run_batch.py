@@ -110,7 +110,7 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
     """Yield an iterator over a request's outputs.
 
     The iterator steps the engine. The last output has the completion. Leaving the block cancels a running
-    request. A running batch's answers that end meanwhile are stored in `batch_done`.
+    request. If answers for a running batch end meanwhile, `engine.batch_done` stores them.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -226,7 +226,7 @@ class _Batch:
         return prepared
 
     def _submit(self) -> Iterator[Result]:
-        """Submit prepared jobs in order while the window has room."""
+        """Submit prepared jobs in order, until `_window` answers are in flight."""
         while self._ahead:
             job = self._ahead[0]
             if not isinstance(job, _Ahead):

@@ -17,8 +17,8 @@ Renames = tuple[tuple[Prefix, Prefix], ...]
 class Place(NamedTuple):
     """A chat message's path in the client's body.
 
-    `parts`: the paths of the message's first content parts. Each further part has the path content / index
-    below the message.
+    `parts`: the paths of the message's first content parts. The path to any later part is `message`, then
+    "content", then the part's index.
     """
 
     message: FieldPath

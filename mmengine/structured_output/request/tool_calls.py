@@ -277,7 +277,7 @@ _decode_calls = msgspec.json.Decoder(ToolCalls).decode
 
 @lru_cache(maxsize=64)
 def read_tool_calls(source: str) -> ToolCalls:
-    """Read a source that `tool_calls` wrote. Raises msgspec.MsgspecError."""
+    """Decode the source in a GrammarRequest that `tool_calls` returned. Raises msgspec.MsgspecError."""
     return _decode_calls(source)
 
 

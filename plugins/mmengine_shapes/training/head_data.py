@@ -27,7 +27,8 @@ SHORT_TASKS = {
     **dict.fromkeys(("direction", "becomes"), 1.0),
     **{task: 0.5 for task in TEXT_TASKS if task not in ("person_json", "story")},
 }
-MIX = {**JSON_TASKS, **LONG_TASKS, **SHORT_TASKS}  # About half JSON, a quarter sentences, a quarter short.
+# About half JSON, a quarter sentences, a quarter short answers.
+MIX = {**JSON_TASKS, **LONG_TASKS, **SHORT_TASKS}
 GREEDY_SHARE, SYSTEM_SHARE = 0.7, 0.15
 MAX_TOKENS = 192
 CHUNK = 128  # Number of conversations that the engine receives together.

@@ -61,7 +61,9 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """Return further options that both layouts store. An auxiliary layer id i means the input of layer i."""
+    """Return the options that both layouts store in addition to `layer_config`. An auxiliary layer id i means
+    the input of layer i.
+    """
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(head.shape.levels),

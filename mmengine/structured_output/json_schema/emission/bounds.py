@@ -16,9 +16,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     whitespace: int = 32  # Maximum number of white-space characters in a row between JSON tokens.
     string: int = 0  # Maximum number of characters in a string without maxLength.
-    decimals: int = 10  # Maximum number of decimal places. With such a limit, numbers have no exponent.
-    # Maximum number of digits in an integer, or before the decimal point. If set, a fraction has at most 15
-    # digits in all.
+    decimals: int = 10  # Maximum number of decimal places. With this limit, numbers have no exponent.
+    # Maximum number of digits in an integer, or before the decimal point. If set, a number with decimal
+    # places has at most 15 digits in all.
     digits: int = 0
     # Maximum number of digits in each part of a number, if neither the schema nor `digits` limits the number.
     # None: the engine's setting `max_digits`.

@@ -56,7 +56,7 @@ def without_nul(ranges: Ranges) -> Ranges:
 
 
 def restore_nul(ranges: Ranges, negated: bool) -> Set:
-    """Return the intended set for a written set, with U+0000 if `without_nul` removed U+0000."""
+    """Return the characters that a written set stands for. Adds U+0000 if `without_nul` removed U+0000."""
     found = complement(ranges) if negated else complement(complement(ranges))
     if len(set(ranges)) == len(ranges) and _lacks_nul(found):
         found = complement(complement([*found, (0, 0)]))
@@ -81,7 +81,7 @@ def drops_nul(regex: str) -> bool:
 def check_alternatives(sets: list[Ranges]) -> None:
     """Raise PatternError if the union of the sets would need `without_nul`.
 
-    The grammar engine merges alternative sets.
+    The grammar engine merges alternative sets, and would misread this union.
     """
     for mark in (0x22, 0x5C):
         without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]
