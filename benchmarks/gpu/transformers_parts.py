@@ -1,4 +1,4 @@
-"""Compares mmengine's and transformers' speed on a GPU, with the same requests.
+"""Answers the same requests with mmengine and with transformers on a GPU, and compares the speeds.
 
 Not yet run on a GPU.
 """
@@ -22,13 +22,14 @@ from benchmarks.gpu.transformers_rates import (
 )
 from mmengine_qwen3_vl.config import ModelConfig
 
-WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # wanted multiples of transformers' rate
+WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # targets for mmengine's rate divided by transformers' rate
 
 
 def _asks(name: str, dry: bool) -> tuple[ModelConfig, list[Ask], list[Ask]]:
     """Return the model's shape, its text requests and its image requests.
 
-    All text requests have the same length, and so do all image requests: transformers needs no padding.
+    All text requests have the same length, and all image requests too. Therefore, transformers needs no
+    padding.
     """
     shape, _ = shape_and_sizes(name, dry)
     texts, images, words, num_new = (4, 2, 12, 4) if dry else (64, 32, 32, 128)
@@ -50,7 +51,7 @@ def ours(name: str, tell: PartReporter) -> None:
 
 
 def by_generate(name: str, tell: PartReporter) -> None:
-    """With transformers' `generate`, answer all image requests in a batch, and an eighth of them singly."""
+    """Measure transformers' `generate`: all image requests in a batch, then an eighth, each request alone."""
     shape, _, images = _asks(name, tell.dry)
     rival = transformers_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]

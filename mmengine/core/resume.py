@@ -43,8 +43,8 @@ class Resume:
 class ResumeState:
     """The contents of a log that an engine needs to continue it.
 
-    `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`:
-    numbers of steps without results in the log. `mode`, `cuts`: how the log was repaired. `fingerprints`: the
+    `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: step
+    numbers whose results the log lacks. `mode`, `cuts`: how the log was repaired. `fingerprints`: the
     fingerprints in the last RECOVERED event; after a comparison, the current model's fingerprints replace
     them. `undelivered`: the observer that collects `answers`, also while the engine runs.
     """

@@ -89,8 +89,9 @@ def has_too_many_values(body: bytes | memoryview) -> bool:
 class Record(msgspec.Struct, frozen=True, gc=False):
     """An event with its position in the log.
 
-    `sequence`: the record's number in the log. `step`: the number of the open or next step when the event was
-    appended. `offset`: the offset of the record's frame in the segment, in bytes.
+    `sequence`: the record's number in the log. `step`: the current step's number when the event was appended;
+    between steps, the next step's number. `offset`: the offset of the record's frame in the segment, in
+    bytes.
     """
 
     sequence: int

@@ -129,7 +129,7 @@ class LogWriter:
         self._knows = not paths
 
     def expect(self, undelivered: Undelivered) -> None:
-        """Set the undelivered requests in a continued log. Before this call no segment is deleted."""
+        """Set the continued log's undelivered requests. The writer deletes no segment before this call."""
         self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:

@@ -15,8 +15,8 @@ from mmengine.ragged import counting
 
 SPAN = 256  # keys; a multiple of the keys that a program reads in a loop iteration
 WHOLE = -1  # used as a part's index if one program computes all spans of the tile
-TILE_ROWS = (16, 32, 64)  # rows per tile: queries times heads; a tensor core needs at least 16
-ONE_TILE_ROWS = 32  # rows per tile if the size must not depend on the queries
+TILE_ROWS = (16, 32, 64)  # rows in a tile's matrix (queries times heads); a tensor core needs at least 16
+ONE_TILE_ROWS = 32  # rows in a tile's matrix if the size must not depend on the queries
 
 
 class Work(NamedTuple):
@@ -25,7 +25,7 @@ class Work(NamedTuple):
     Tensors are on the device, in int32. `totals` and `sums` are workspaces, in float32.
     """
 
-    rows: int  # rows per tile: queries times heads per KV head
+    rows: int  # rows in a tile's matrix: queries times heads per KV head
     width: int  # rows per tile that a part stores, at most `rows`
     programs: int
     totals: Tensor  # [parts, kv_heads, width, d]
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def tile_rows(group: int, longest: int | None) -> int:
-    """Return the number of rows per tile.
+    """Return the number of rows (queries times heads) in a tile's matrix.
 
     `group`: heads per KV head. `longest`: maximum number of queries per request.
 

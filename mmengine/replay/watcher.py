@@ -19,8 +19,8 @@ NAMES: dict[str, str] = {
 
 
 class Watcher:
-    """Checks the invariants during a run. `names`: the invariants to check. `has_outputs`, `begins`: see
-    History.
+    """Checks the invariants during a run. `names`: the invariants to check. `has_outputs`: whether the caller
+    calls `outputs` after each engine call. `begins`: whether the run begins with the log's first record.
 
     `broken`: the first broken invariant, or None. Nothing more is checked after it.
     """
@@ -43,7 +43,9 @@ class Watcher:
         self.follow(event)
 
     def follow(self, event: ev.Event) -> None:
-        """Record `event`, which is about to be applied. `check_state` must be called before."""
+        """Record `event`, which is about to be applied. The caller must call `check_state` before this
+        method.
+        """
         self._follow(lambda followed: followed.before(event))
 
     def check_decision(self, event: ev.Event) -> None:

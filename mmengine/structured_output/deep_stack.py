@@ -13,7 +13,9 @@ _T = TypeVar("_T")
 
 
 def start_deep(thread: threading.Thread) -> None:
-    """Start the thread with a stack of STACK_BYTES. The setting is global, so the old value is restored."""
+    """Start the thread with a stack of STACK_BYTES. Python's stack size for new threads is a global setting,
+    so the old value is restored.
+    """
     before = threading.stack_size(STACK_BYTES)
     try:
         thread.start()

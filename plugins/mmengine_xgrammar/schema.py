@@ -36,7 +36,7 @@ _KEYWORDS = {
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
-        # MARK allows any order of keys; the EBNF fixes one order.
+        # MARK allows any key order, so the EBNF may fix an order.
         *("minProperties", "maxProperties", "$comment", MARK),
     ),
 }
@@ -49,7 +49,8 @@ def schema_ebnf(text: str, most_digits: int = 0) -> str:
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
-    options.pop("json_allow_general_unicode_escapes", None)  # It would allow other spellings.
+    # The EBNF omits the additional spellings that this option allows.
+    options.pop("json_allow_general_unicode_escapes", None)
     definitions = schema.pop("$defs", {})
     writer = _Writer(*_spacing(options), most_digits)
     names = {name: writer.rules.reserve() for name in definitions}
@@ -204,7 +205,7 @@ class _Writer:
     def _listed(
         self, opens: str, items: list[str], rest: str | None, low: int, high: int | None, ends: str
     ) -> str:
-        """Return an expression for `low` to `high` items: `items` in order, then any number of `rest`."""
+        """Return an expression for `low` to `high` items: `items` in order, then `rest` repeatedly."""
         tail = EMPTY
         if rest is not None:
             most = None if high is None else high - max(1, len(items))

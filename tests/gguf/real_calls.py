@@ -1,4 +1,4 @@
-"""Forty requests for tool calls, with the call that each request states."""
+"""Forty requests for tool calls, each with the expected call."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ def tokenizer(folder):
 
 
 def prompt(tokenizer, header, messages):
-    """Return the prompt's texts and special tokens' ids, and the prompt as transformers would write it."""
+    """Return a prompt's pieces (texts and special token ids), and the text that transformers would render."""
     template = ChatTemplate.of_source(LOOP % header, {}, tokenizer, "of the test")
     rendered = template.render(messages, add_generation_prompt=False, continue_final_message=False)
     return template.split(rendered), template.readable(rendered)

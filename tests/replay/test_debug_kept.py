@@ -1,5 +1,5 @@
 """Tests the debugger's cached states. A long log is opened with its cached states. A different log in the
-same folder is opened without them.
+same folder is opened without cached states.
 """
 
 import errno
@@ -111,7 +111,7 @@ def test_other_logs_and_damaged_files_are_not_used(cache, log, tmp_path):
 
 
 def test_a_new_log_in_the_folder_is_opened(cache, log, tmp_path):
-    """The new log's records have other sizes, so no record begins at the last kept state's offset."""
+    """The new log's records have other sizes, so no record begins at the last cached state's offset."""
     kept(log, cache)
     longer = (
         msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, request_id="x" * 999))

@@ -142,7 +142,9 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a step before the copy, the first forced text blocks all other threads for tens of ms."""
+    """If the matcher makes no step before the copy, the first forced text blocks all other threads for tens
+    of ms.
+    """
     done: list[str] = []
 
     class Recorded:

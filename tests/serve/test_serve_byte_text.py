@@ -13,7 +13,7 @@ TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer
 
 
 class Damaged(type(TOKENIZER)):
-    """A tokenizer with an added token whose letters the decoder reads as bytes."""
+    """A tokenizer with an added token, "é", which the decoder reads as a byte."""
 
     def __init__(self, data, origin, placeholders=()):
         super().__init__(data, origin, placeholders)

@@ -269,7 +269,7 @@ def test_without_a_marker_to_wait_for(thinker):
 
 
 def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
-    """The log stores the reasoning's end marker, so a later process may have another marker."""
+    """The log stores the reasoning's end marker, so a later process may set another `reasoning_end`."""
     wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
     options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
     with Engine(random_weights, dtype="float32", **options) as one:

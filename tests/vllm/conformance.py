@@ -1,10 +1,10 @@
-"""Records random workloads with vLLM's scheduler, and derives each log's decisions by mmengine's rules and by
-the installed vLLM.
+"""Records random workloads with vLLM's scheduler, and derives each log's decisions with mmengine's rules and
+with the installed vLLM's scheduler.
 
     build/vllm/bin/python -m tests.vllm.conformance [--seeds 4] [--steps 80]
 
 Prints a table with a row for each setting, then each difference. The exit code is 1 if there is a difference.
-The rules do not cover hash_block_size, so only vLLM derives logs with this setting.
+The rules do not cover hash_block_size, so only vLLM derives the decisions in logs with this setting.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from mmengine.ragged import counting
 
 
 def release_before_window(state: State, flight: Flight) -> None:
-    """Release the blocks that no later query in the step's rows reads. Call this function after the step's
+    """In the step's rows, release the blocks that no later query reads. Call this function after the step's
     tokens are applied and rejected drafts are removed.
     """
     rows, table = flight.rows, state.block_table
@@ -21,8 +21,8 @@ def release_before_window(state: State, flight: Flight) -> None:
     if not needed.any():
         return
     if state.config.enable_prefix_caching:
-        # The prefix cache can only record blocks that the row still holds. So first record the blocks that
-        # accepted drafts completed.
+        # The prefix cache can only record blocks that the row still holds. So, before the release, record the
+        # blocks that accepted drafts completed.
         late = needed > state.num_filled[rows]
         if late.any():
             fill_with_result(state, rows[late])

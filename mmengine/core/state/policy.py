@@ -17,7 +17,7 @@ class Policy(NamedTuple):
     """A scheduling policy.
 
     `prefill_first`: decoding rows wait while prompts can be computed.
-    `num_ahead`: the number of leading rank values, such as the priority, that take precedence over the
+    `num_ahead`: the first `num_ahead` values in a rank, for example the priority, take precedence over the
     tenants' order (core/state/tenants.py).
     """
 

@@ -4,7 +4,7 @@ Such a model has one block group. Its rows release the blocks before the window.
 each released block.
 
 A released block stays in the prefix cache until another row overwrites the block. A prefix hit needs all
-blocks of the prefix in the cache. The request then shares only the blocks in its window.
+blocks of the prefix in the cache. After a hit, the request nevertheless shares only the blocks in its window.
 """
 
 import numpy as np

@@ -26,8 +26,8 @@ def duration_ns(text: str) -> int:
 
 
 class Selection(NamedTuple):
-    """The criteria for the requests to show. `finish`: a finish reason, or "unfinished". `slower_ns`: only
-    requests that took longer, or that have not ended.
+    """The criteria for the requests to show. `finish`: a finish reason, or "unfinished". `slower_ns`: select
+    only requests that took longer than `slower_ns`, and unfinished requests.
     """
 
     preempted: bool = False

@@ -20,7 +20,8 @@ class SteadyClock:
         self._last_ns = 0
 
     def resume(self, offset_ns: int, last_ns: int) -> None:
-        """Continue in the middle of a log. `offset_ns`: the value to add to the process's times.
+        """Continue in the middle of a log. `offset_ns`: the difference between converted and logged times in
+        the current process.
         `last_ns`: the last record's converted time.
         """
         self._offset_ns, self._last_ns = offset_ns, last_ns

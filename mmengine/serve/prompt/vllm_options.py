@@ -31,7 +31,7 @@ _REFUSED = {
 _IDLE = {
     "backend": ("auto",),
     "disable_fallback": (True, False),
-}  # values that are accepted without effect: "auto" is no choice, and there is no fallback to another backend
+}  # accepted without effect: "auto" selects no backend, and mmengine never falls back to another backend
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 

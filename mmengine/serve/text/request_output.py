@@ -133,7 +133,7 @@ class Completion:
         """Return the error of the first failed or aborted choice, or None."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
-                # A checked request is rejected only if the queue is full.
+                # The request has passed all checks, so only a full queue explains the rejection.
                 return QueueFull(choice.detail)
             if choice.finish_reason in ("error", "abort"):
                 text = _ENDS.get(choice.code) or f"the request failed: {choice.detail}"
@@ -175,8 +175,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
     A choice's last output has `finish_reason` and `detail`, and the request's last output has `completion`.
     `after`, `finish_reason` and `detail` are as in Choice. If requested, `logprobs` and `confidences` have a
-    value for each token. `prompt_scores`: the prompt's logprobs, if requested, with the first token of choice
-    0.
+    value for each token. `prompt_scores`: the prompt's logprobs, if requested. Only the output with choice
+    0's first token has this field.
     """
 
     request_id: str

@@ -15,8 +15,8 @@ import msgspec
 BEAT_S = 0.25
 LATE_S = 5.0  # Seconds without a heartbeat after which the engine counts as not ready.
 STUCK_S = (
-    # Seconds without a heartbeat after which the engine counts as not alive. A burst of calls causes a
-    # shorter delay.
+    # Seconds without a heartbeat after which the engine counts as not alive. Even a burst of calls delays
+    # heartbeats for less time.
     30.0
 )
 MAX_BEAT_BYTES = 64 * 2**10  # Maximum size of a heartbeat.

@@ -70,7 +70,7 @@ class Backend(Protocol):
         """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
-        """Return whether `fill` would set the token's bit. The call is much faster than a mask."""
+        """Return whether `fill` would set the token's bit. The call is much faster than writing a mask."""
 
     def take(self, matcher: Matcher, token_id: int, last: int) -> bool:
         """Consume a token if `fill` would set its bit, and return whether it was consumed.

@@ -56,7 +56,7 @@ class Row:
             self.next_position += 1
 
     def vision(self, view: View, token: int) -> None:
-        """Append a view's placeholders to the prefix, (side / 32)^2 merged tokens."""
+        """Append a view's placeholders to the prefix: (side / 32)^2 merged tokens."""
         self.views.append(view)
         across = view[2].side // (PATCH * MERGE)
         base = self.next_position
@@ -106,8 +106,8 @@ class Packer:
         return tuple(self.tokenizer.encode(string, add_special_tokens=False).ids)
 
     def conversation(self, turns: Turns) -> tuple[list[int], list[bool]]:
-        r"""Return the token ids of the turns after "<|im_start|>user\n", and for each token whether it is a
-        target.
+        r"""Return the turns' token ids without the first "<|im_start|>user\n". Also return whether each token
+        is a target.
         """
         ids: list[int] = []
         asked: list[bool] = []

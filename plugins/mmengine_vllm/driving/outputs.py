@@ -1,4 +1,4 @@
-"""Converts a step's outputs (columns in the core) to vLLM's EngineCoreOutputs."""
+"""Converts a step's outputs from the core's arrays to vLLM's EngineCoreOutputs."""
 
 import numpy as np
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -61,7 +61,7 @@ class OutputMaker:
     ) -> dict[int, list[EngineCoreOutput]]:
         """Return a step's outputs for each client.
 
-        `names`, `tokens`: the sampled requests and tokens from the workers. `results`: the workers'
+        `names`, `tokens`: the request ids and the sampled tokens from the workers. `results`: the workers'
         ModelRunnerOutput with the logprobs. `may_have_left`: whether requests may have been aborted during
         the step.
         """

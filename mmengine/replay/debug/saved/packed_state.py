@@ -29,7 +29,7 @@ class PackedState:
 
     def __init__(self, data: bytes, live: bytes, requests: LiveRequests, base: "PackedState | None" = None):
         self.data, self.live, self.requests, self.base = data, live, requests, base
-        # The uncompressed content while later copies are compressed against this copy, and b"" otherwise.
+        # The uncompressed content, kept while later copies are compressed against this copy; afterwards b"".
         self.unpacked_base = b""
 
     @classmethod
@@ -71,7 +71,7 @@ class PackedState:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
         with (
             paused_collection()
-        ):  # A long queue creates thousands of objects, and each collection would scan them.
+        ):  # A long queue creates thousands of objects, which each garbage collection would scan.
             requests = self.requests
             return snapshot.filled_around(
                 body, requests.config, lambda state: requests.restore(self.live, state)

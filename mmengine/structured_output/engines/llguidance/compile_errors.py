@@ -1,4 +1,4 @@
-"""Before the model runs, finds llguidance's errors for a grammar and rewrites them."""
+"""Finds llguidance's errors for a grammar before the model runs, and rewrites the messages."""
 
 import msgspec
 import numpy as np
