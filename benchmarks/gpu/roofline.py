@@ -26,7 +26,7 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Goal:
     """Compares a measured time with its lower bound, or a measured throughput with a rival's throughput.
-    `floor`: this bound, or the rival's throughput. `measured` and `floor` have the unit `unit`. `fraction`:
+    `floor`: the bound, or the rival's throughput. `measured` and `floor` have the unit `unit`. `fraction`:
     `floor / measured` for a time, `measured / floor` for a throughput. `wanted`: the lowest fraction that
     meets the goal, or None.
     """

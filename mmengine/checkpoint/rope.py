@@ -13,7 +13,7 @@ class RopeConfig:
     """Options of the rotary embedding.
 
     `kind`: how frequencies are scaled. `sections`: the numbers of frequencies for a token's time, height and
-    width positions, half of head_dim in all. None: all frequencies use the time position. `interleaved`:
+    width positions. Their sum is head_dim / 2. None: all frequencies use the time position. `interleaved`:
     whether the frequencies of time, height and width alternate; otherwise the sections are consecutive.
     """
 

@@ -3,8 +3,8 @@ share a folder.
 
 Each shard (part of the batch) has its own log, which is locked while a process works on the shard. After its
 own shard, a process takes over unfinished, unlocked shards and continues them from their logs. When all
-shards are answered, a process joins the answers into a single file. Existing results count only if their log
-was begun with the same request file.
+shards are answered, a process joins the answers into a single file. A process reuses an existing log and its
+answers only if the log was begun with the current request file.
 """
 
 import os

@@ -43,8 +43,8 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
 
 
 def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
-    """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if a pooled request's prompt ends
-    in this step without a vector.
+    """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if the result lacks a vector for
+    a pooled request whose prompt ends in this step.
     """
     missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
     if missing:
@@ -115,7 +115,9 @@ def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Yield an event's prompt logprobs as arrays. Raises ValueError if the columns' shapes differ."""
+    """Yield an event's prompt logprobs as arrays. Raises ValueError if token ids and logprobs have different
+    shapes.
+    """
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))

@@ -11,7 +11,7 @@ from mmengine_transformers.masks import check_masks
 from mmengine_transformers.parts import parts_of
 from tests.any_model.catalogue import TEXT
 
-WINDOW = 12  # The window that the factory gives every second layer.
+WINDOW = 12  # The sliding window in every second layer of the tiny Gemma 2.
 LAYERS = tuple(LayerAttention(number, window=0 if number % 2 else WINDOW) for number in range(4))
 
 

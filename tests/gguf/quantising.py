@@ -84,8 +84,8 @@ def _nearest(values: np.ndarray) -> np.ndarray:
 
 
 def _pack(codes: np.ndarray, parts: int, width: int, shift: int) -> np.ndarray:
-    """Pack codes [blocks, n]. Every `parts` runs with `width` codes share `width` bytes. Each run lies
-    `shift` bits higher than the previous run.
+    """Pack codes [blocks, n]. A run has `width` codes. Each group of `parts` runs is packed into `width`
+    bytes, each run `shift` bits higher than the previous run.
     """
     runs = codes.reshape(len(codes), -1, parts, width) << (shift * np.arange(parts, dtype=np.uint8))[:, None]
     return np.bitwise_or.reduce(runs, axis=2).reshape(len(codes), -1)

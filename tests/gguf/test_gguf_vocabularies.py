@@ -45,9 +45,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without them,
-    two cases from llama.cpp fail: digits are not split first, and merges apply to text that is already a
-    token.
+    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. The corrections
+    split digits before other pre-tokenization, and prevent merges in text that is already a token. Without
+    them, two cases from llama.cpp fail.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))

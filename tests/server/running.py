@@ -199,7 +199,7 @@ def wait_for(true, seconds=10):
 
 
 def events_past_the_deadline(server):
-    """Return the events of an answer whose deadline passes after its first token, by a fake clock."""
+    """Return an answer's events. A fake clock makes the answer's deadline pass after the first token."""
     deadlines = server.engine._engine._core.inbox._deadlines
     begun, told = server.engine.stats().num_output_tokens, deadlines._clock
 

@@ -1,4 +1,4 @@
-"""Tests /v1/responses with OpenAI's Python client and the embedded model."""
+"""Tests /v1/responses with OpenAI's Python client and the model that the package contains."""
 
 import asyncio
 import json

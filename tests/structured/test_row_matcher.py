@@ -211,8 +211,8 @@ class Panicking:
 
 @pytest.mark.parametrize("executor", [None, Panicking()], ids=["alone", "behind a panic"])
 def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
-    """llguidance once returned the drafts' mask for another text that had as much white space (found with
-    seed 21795).
+    """After a mask for drafts, llguidance once returned the same mask for another text with equally much
+    white space (found with seed 21795).
     """
     made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
     monkeypatch.setattr(made, "_executor", executor)

@@ -3,7 +3,7 @@
     build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous asynchronous_drafts
     build/vllm/bin/python -m tests.vllm.make_recordings block_groups
 
-The log `asynchronous_block_groups` requires vLLM 0.33. The commands above do not record two logs. `python -m
+The log `asynchronous_block_groups` requires vLLM 0.33. Two logs need other commands. `python -m
 tests.vllm.live_run mmengine_vllm.RecordingScheduler` records `images`. The log `rejected_tokens` is the
 workload "grammars, EAGLE drafts" in `tests.vllm.conformance`, with seed 0, vLLM 0.33 and PYTHONHASHSEED=1.
 """

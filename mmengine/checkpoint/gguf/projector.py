@@ -118,8 +118,8 @@ class Projector(ABC):
         return _SWAPPED.get(part, part) if self._swaps() else part
 
     def intermediate_size(self, hidden: int) -> int:
-        """Return the MLP's intermediate size from the metadata. Old files state 0; then the shape of an MLP
-        matrix decides.
+        """Return the MLP's intermediate size from the metadata. If the metadata has 0, as in old files, the
+        size comes from an MLP matrix's shape.
         """
         size = self.fields().integer("feed_forward_length", 0, MAX_SIZE, 0)
         shape = self.container.tensors.get("v.blk.0.ffn_up.weight")

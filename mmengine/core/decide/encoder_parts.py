@@ -1,7 +1,7 @@
 """Schedules the encoding of large media items. A large item exceeds the encoder work that one step may do, so
 it is encoded in parts over several steps. Only one item is encoded at a time.
 
-A part is a step's last decision, after the rows that compute tokens. Only an item that blocks a request is
+A step decides on a part last, after all rows that compute tokens. Only an item that blocks a request is
 encoded in parts. An item blocks a running request whose next token needs the item, or a waiting request whose
 first chunk needs the item. The last part puts the item's features into the encoder cache. The request
 continues in the next step.
@@ -17,8 +17,9 @@ from mmengine.events import vocabulary as ev
 def next_part(view: View, admission: Admission) -> ev.Encoded | None:
     """Return the part that the current step computes. Called after all other decisions in the step.
 
-    Returns None if no request waits for a large item, if the part may not join this step, or if the encoder
-    cache has no space for the features."""
+    Returns None if no request waits for a large item, if the part must not join this step, or if the encoder
+    cache has no space for the features.
+    """
     part = view.part
     found: tuple[RequestView, int] | None = None
     if part is not None:

@@ -67,7 +67,9 @@ def accept(view: View, observation: ev.Event) -> list[ev.Event]:
 
 
 def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
-    """Return whether a request waits for this store report, and the report fits the request's state."""
+    """Return whether a request waits for this report from the block store, and the report fits the request's
+    state.
+    """
     req_state = view.requests.get(report.request_id)
     if req_state is None:
         return False

@@ -146,7 +146,7 @@ class State(Columns[np.ndarray]):
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # (key, request, index in its media)
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host
-        self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: (row, tokens that its state covers, slot)
+        self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: (row, number of tokens in its state, slot)
         # (request id, blocks) for blocks that arrived from a block store
         self.step_fetched: list[tuple[str, np.ndarray]] = []
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}

@@ -72,7 +72,7 @@ class VideoOptions(ImageOptions):
     start: float | None = None  # Seconds.
     end: float | None = None
     source_fps: float | None = None  # Frames per second of the frames that were passed.
-    sampled: bool | None = None  # True: all passed frames are used, without sampling.
+    sampled: bool | None = None  # True: the passed frames are already sampled, so all are used.
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:

@@ -1,11 +1,11 @@
 """Redacts a log for publication: keeps its decisions and removes user content.
 
-A keyed hash replaces each token. It depends on the token, all earlier tokens of the request, the positions
-and hashes of media, the tenant's salt, and the adapter. So equal prefixes stay equal, and prefix cache hits
-do not change. Equal tokens after different prefixes become different numbers, so word frequencies are hidden.
-Keyed hashes also replace media hashes, salts, ids, adapters and fingerprints. Grammars, stop strings, biases,
-seeds, logprobs, envelopes (server data) and error texts are dropped. Lengths, shapes, times and settings are
-kept.
+A keyed hash replaces each token. The hash depends on the token, all earlier tokens of the request, the
+positions and hashes of media, the tenant's salt, and the adapter. So equal prefixes stay equal, and prefix
+cache hits do not change. Equal tokens after different prefixes become different numbers, so word frequencies
+are hidden. Keyed hashes also replace media hashes, salts, ids, adapters and fingerprints. Grammars, stop
+strings, biases, seeds, logprobs, envelopes (server data) and error texts are dropped. Lengths, shapes, times
+and settings are kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
@@ -345,7 +345,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """Return the 4-byte sums with wrong values at the indices `places`."""
+    """Return the 4-byte checksums, made wrong at the indices `places`."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()

@@ -30,7 +30,7 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-# Steps between two state digests: more than a run has, so that only decisions are compared.
+# Number of steps between two state digests. No run has so many steps, so only decisions are compared.
 NEVER_A_DIGEST = 2**20
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
@@ -83,8 +83,8 @@ class BuildProbe:
     # Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the first decision that differs. If all decisions agree for the first script, states are
-        compared too, now and in later calls.
+        """Return the first decision that differs. If all decisions agree for the first script, this call and
+        later calls also compare states.
         """
         is_first = not self._is_met
         self._introduce(script)

@@ -28,7 +28,7 @@ log = structlog.get_logger("mmengine.operators")
 
 class Drafts(NamedTuple):
     """The drafts for s rows, as in StepResult. `token_ids`: int32 [counts.sum()]. `counts`: int32 [s].
-    `drafters`: int32 [s], each row's last drafter, as an index in `Drafting.names`.
+    `drafters`: int32 [s], the drafter that proposed each row's last draft, as an index in `Drafting.names`.
     """
 
     token_ids: np.ndarray

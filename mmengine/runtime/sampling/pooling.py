@@ -25,8 +25,8 @@ def pool_rows(
 ) -> tuple[PooledRow, ...]:
     """Return vectors for the plan's pooled rows, without waiting for the device.
 
-    `hidden`: the step's normed hidden states. `places`: indices of the plan's tokens in `hidden` (intp [n];
-    None: the first n). `logits_of`: returns the logits of hidden states.
+    `hidden`: the step's normed hidden states. `places`: indices of the plan's n tokens in `hidden`, intp [n].
+    None: these tokens are the first n. `logits_of`: returns the logits of hidden states.
     """
     if not plan.pool:
         return ()

@@ -18,8 +18,9 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 class ReasoningState(NamedTuple):
     """A text's progress in its reasoning.
 
-    `opened`: start marker tokens found so far. `said`: tokens after the start marker. `closed`: end marker
-    tokens found so far. `is_over`: whether the text has no reasoning, or the reasoning has ended.
+    `opened`: number of start marker tokens found so far. `said`: number of tokens after the start marker.
+    `closed`: number of end marker tokens found so far. `is_over`: whether the text has no reasoning, or the
+    reasoning has ended.
     """
 
     opened: int = 0

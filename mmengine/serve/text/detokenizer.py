@@ -15,7 +15,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # maximum number of tokens that a decode call adds; a longer window is then shortened
+WINDOW = 16  # maximum number of new tokens per decode call; after the call, a longer window is shortened
 # Minimum number of tokens that stay in the window, because a character may have four bytes in four tokens.
 CONTEXT = 4
 

@@ -67,7 +67,9 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the position of the last "]" before any character that no integer list contains, or `start`."""
+    """Return the position of the last "]" before the first character that no integer list contains. Returns
+    `start` if there is no such "]".
+    """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
         end += _PIECE
