@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A device event, like an event of torch on a GPU."""
+    """A device event, like the events of torch on a GPU."""
 
     def record(self) -> None:
         """Record the event on the current device's current stream."""
