@@ -57,6 +57,11 @@ def test_the_table_has_each_class():
     assert all(int(left) <= 4 for _, left, _ in ROWS.values())
 
 
+def test_each_bug_patches_an_existing_function():
+    done = run("-c", f"import {', '.join(sorted(ROWS))}", path=[BUGS])
+    assert not done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_short_night_becomes_small(tmp_path, name):
     minimized(name, tmp_path, 40)

@@ -25,8 +25,8 @@ class Tokens(NamedTuple):
 
     `rows`: the rows that got tokens, as bytes, in the step's order. `tokens`: int64 as bytes, row by row.
     `counts`: each row's number of tokens; None: 1 for each row. `names`: the requests in the order of
-    `tokens`; None: in the order of `rows`. `places`: request id -> index in `rows`; None: the same index as
-    in the step.
+    `tokens`; None if `tokens` has the order of `rows`. `places`: request id -> index in `rows`; None: the
+    same index as in the step.
     """
 
     rows: bytes

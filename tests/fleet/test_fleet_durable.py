@@ -31,7 +31,7 @@ from tests.server.test_server_responses_kept import ended as response_ended
 
 
 def tokens_given(root):
-    """Return how many answer tokens each replica received with its requests."""
+    """Return for each replica how many answer tokens its requests already had when they arrived."""
     found = {}
     for log in root.iterdir():
         if log.name != INGRESS:

@@ -35,7 +35,7 @@ def dense_fuse(written, aux_hidden_states):
 
 
 def dense(written, hidden, embeds, positions):
-    """Compute a whole sequence. Return z, the LM head's input, and carry, the next pass's hidden states.
+    """Compute a whole sequence. Return two tensors: the LM head's input, and the next pass's hidden states.
     `hidden`: [n, h]. `embeds`: the next tokens' embeddings [n, e]. `positions`: [3, n].
     """
     w, traits = plain_names(written), written.traits

@@ -13,8 +13,8 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-# All bounds are off except Bounds.ordered, which has its default value. With keys in any order, most objects
-# would be written in Lark.
+# All bounds are off except Bounds.ordered, which has its default value. With the default, the grammar engine
+# reads most schemas as JSON schemas. With keys in any order, it would read them as Lark grammars.
 UNBOUND = Bounds(whitespace=0, decimals=0, digits=0, max_digits=0)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from mmengine.core.fold import evolve
 
 SETTINGS = {"num_draft_tokens": 3}
-_executed = evolve.executed
+_executed = evolve.apply_executed
 
 
 def executed(state, event):
@@ -17,4 +17,4 @@ def executed(state, event):
         state.num_computed[rejected] += 1
 
 
-evolve.executed = executed
+evolve.apply_executed = executed

@@ -31,7 +31,7 @@ from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 
 VERSION = 1
 _OLD_MAGIC = b"MMSN"  # the magic in snapshots of builds before 0.1.0
-MAX_CELLS = 2**31  # limit on a log's settings, for rows x tokens and for KV slots
+MAX_CELLS = 2**31  # limit on rows x tokens, and on KV slots, in a log's settings
 
 Live: TypeAlias = tuple[list[RequestState], list[RequestState]]  # live requests, waiting requests
 

@@ -57,8 +57,8 @@ def waits_for(view: View) -> str:
 
 
 def runs_ahead_to(state: State, row: int, request: Request) -> int:
-    """Return the token count at which the row waits for steps in flight. For a row with a grammar, the count
-    is negated. If the count is 0, the row waits for each step.
+    """Return the token count from which the row waits for steps in flight; 0 if it always waits. For a row
+    with a grammar, the count is negated, so that its sign shows the grammar.
     """
     end = int(state.max_total[row])
     if request.grammar is None:

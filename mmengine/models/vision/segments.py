@@ -56,8 +56,8 @@ def upload_into(tensor: Tensor, target: Tensor) -> None:
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """Return the result of `attend_torch`, computed by a CPU kernel. The frames may be in any order. Writes
-    to `out` if given.
+    """Return the result of `attend_torch`, computed by a CPU kernel. The frames' order does not affect the
+    speed. Writes to `out` if given.
     """
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
@@ -66,8 +66,8 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
 
 
 def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
-    """Return the result of `attend_torch`, computed by GPU kernels. The frames may be in any order.
-    Overwrites `qkv`.
+    """Return the result of `attend_torch`, computed by GPU kernels. The frames' order does not affect the
+    speed. Overwrites `qkv`.
     """
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)

@@ -92,7 +92,7 @@ class Pair:
             return "the end"
         try:
             return self.other.goto_step(record.step)
-        except LogError:  # The other log decides no step with this number.
+        except LogError:  # The other log has no step with this number.
             self.other.goto_end()
             return "the end"
 

@@ -4,11 +4,12 @@ A machine can be slow for several seconds. A simulated step at time t therefore 
 steps near t. At times without steps, for example in the half of the log that calibration skips, the nearest
 steps are used.
 
-A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
-Consecutive simulated steps of a class use consecutive logged steps: a run. A new run begins after RUN steps,
-and when the engine was idle. For each class, a run's first step is random among the logged steps that meet
-two conditions. The step is near the simulation's time. The logged engine had been busy for about as long as
-the simulated engine, because pauses are more frequent in a process that has been busy for long.
+A simulated step gets its pause, and the ratio of its time to the fitted time (step_times.py), from a logged
+step of the same class (class_of). Consecutive simulated steps of a class use consecutive logged steps: a run.
+All classes begin new runs after RUN steps, and when the engine was idle. For each class, a run's first step
+is random among the logged steps that meet two conditions. The step is near the simulation's time. The logged
+engine had been busy for about as long as the simulated engine, because pauses are more frequent in a process
+that has been busy for long.
 """
 
 import numpy as np
@@ -17,8 +18,8 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# With n logged steps, a run begins at most n / WINDOW or MIN_WINDOW steps, whichever is more, before or after
-# the simulation's time.
+# A run begins near the simulation's time: at a distance of at most max(n / WINDOW, MIN_WINDOW) steps, for n
+# logged steps.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
@@ -82,10 +83,10 @@ class DrawnTimes:
         """Return a random delay in ns for the last step, if the step is in this phase. The delay may be
         negative.
 
-        `is_certain`: whether the phase is known without the delay. If false, the caller applies the delay
-        only if a request arrives within the delayed step. Long delays are then applied more often. Long
-        delays are also more frequent in the log, for the same reason. To count this bias only once, a delay's
-        chance is inverse to the probability that a request arrives.
+        `is_certain`: whether the step is in this phase whatever its delay is. If false, the caller applies
+        the delay only if a request arrives within the delayed step, so long delays are applied more often.
+        The log has more long delays for the same reason. So that this effect counts only once, a delay's
+        chance is inverse to the probability that a request arrives within the delayed step.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
@@ -170,8 +171,8 @@ class _Members:
 
 
 class _Slowness:
-    """The machine's slowness at the simulation's time. A time without steps is mirrored at the nearest step,
-    and the slowness at the mirrored time is used.
+    """The machine's slowness at the simulation's time. A time without steps is mirrored at the nearest step.
+    The slowness at the mirrored time is used, so that it varies as in the log.
     """
 
     def __init__(self, times: StepTimes):

@@ -14,8 +14,8 @@ class OpenRequests:
 
     Once `failure` or `is_closing` is set, no further request can be added.
 
-    `running` maps request ids in the engine to channels. Only the engine's thread changes `running`, and
-    calls `end_with` and the methods after `end_with`. Any thread may call the other methods.
+    `running` maps request ids in the engine to channels. Only the engine's thread may change `running`, or
+    call `end_with` and the methods below it. Any thread may call the methods above it.
     """
 
     def __init__(self, limit: int) -> None:

@@ -14,8 +14,8 @@ from mmengine.serve.pipeline.generation_options import is_generation_option
 from mmengine.setting_names import FOREIGN, advice_for
 
 ENGINE = ("config", "log", "attention", "loras", "resume")
-# transformers' keywords without effect, and their accepted values besides None. Each value asks for this
-# pipeline's fixed behaviour.
+# transformers' keywords without effect, and their accepted values besides None. None of these values asks for
+# a behaviour that this pipeline lacks.
 _AGREES: dict[str, tuple[object, ...]] = {
     "framework": ("pt",),
     "low_cpu_mem_usage": (True, False),

@@ -79,8 +79,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        # Returns (requests in preparation, the oldest request's age in s, a text's longest wait for a thread
-        # in s).
+        # Returns (requests in preparation, the oldest request's age in s, a media-free prompt's longest wait
+        # for a thread in s).
         self.preparing: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0

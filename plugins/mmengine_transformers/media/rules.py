@@ -18,10 +18,11 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 class MediaRules(NamedTuple):
     """A model's media rules for the scheduler and attention.
 
-    `runs`: the tokens with bidirectional attention: "run" (the tokens within each embedding run), "media"
-    (the tokens of all items in the prompt), "prompt" (all prompt tokens) or "" (none). `atomic_runs`: whether
-    a step must compute whole embedding runs. `whole_prompt`: whether a step must compute the whole prompt.
-    `only_windows`: whether `runs` applies only to sliding-window layers.
+    An embedding run is a sequence of adjacent media tokens. `runs`: which tokens attend to one another in
+    both directions. "run": the tokens within each embedding run. "media": the tokens of all items. "prompt":
+    all prompt tokens. "": none. `atomic_runs`: whether a step must compute whole embedding runs.
+    `whole_prompt`: whether a step must compute the whole prompt. `only_windows`: whether `runs` applies only
+    to sliding-window layers.
     """
 
     runs: RunKind = ""

@@ -24,9 +24,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # None: the engine's setting `max_digits`.
     max_digits: int | None = None
     key: int = 0  # Maximum number of characters in a key that the schema does not name.
-    # Objects with at most this many named properties have their keys in schema order, because any order would
-    # double the compile time of small grammars. A larger object keeps the order only if all its properties
-    # are required. 0: any order for all objects.
+    # Objects with at most this many named properties have their keys in schema order. Allowing other orders
+    # would double the compile time of small grammars. Larger objects have their keys in schema order only if
+    # all properties are required. 0: objects of every size may have any order.
     ordered: int = 4
 
     def __post_init__(self) -> None:
