@@ -102,8 +102,8 @@ def build(
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue
     the log in the folder `log`. The caller must then call the core's `recover`. `compile_grammar`: a
-    replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether `max_loras` 0 means
-    MAX_LORAS, unless the engine continues a log. Raises ModelError, ConfigError, LogError.
+    replacement for the grammar engine's compiler, for tests. `takes_adapters`: True replaces `max_loras` 0
+    with MAX_LORAS, except if the engine continues a log. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()

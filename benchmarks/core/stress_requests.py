@@ -14,7 +14,8 @@ ITEM_SIZES = (8, 24, 60, 96)  # numbers of embeddings in an item
 
 
 def stress_requests(count: int, seed: int) -> Iterator[Request]:
-    """Yield `count` requests, the same for the same seed. Prefixes, media, tenants and priorities are mixed.
+    """Yield `count` random requests. Equal seeds give equal requests. Prefixes, media, tenants and priorities
+    are mixed.
     One prompt in eight has two to four answers, and each answer is a request.
     """
     rng = random.Random(seed)

@@ -166,7 +166,7 @@ def paired(
     tick: Callable[[], None],
 ) -> dict[str, Pairs]:
     """Return each side's results from `rounds` rounds, by name. In a round, each side answers the same
-    requests once. For every two sides, `plain` answers the requests once.
+    requests once. The sides run in pairs, and `plain` answers the requests once per pair.
     """
     found = {side.name: Pairs() for side in sides}
     for number in range(-1, rounds):  # one more round to warm up

@@ -94,7 +94,7 @@ class Int4Entry(TensorEntry):
             yield first - begin, CodedRows(self._codes(words, rows), scales[rows], mins)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Dequantise the rows that `coded` yields: (row offset from `begin`, float32 weights)."""
+        """Yield (row offset from `begin`, float32 weights) for the rows from `begin` to `end`, in pieces."""
         for place, (codes, scales, mins) in self.coded(begin, end):
             values = codes * self._spread(scales)
             yield place, values if mins is None else values + self._spread(mins)

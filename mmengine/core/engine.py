@@ -291,8 +291,8 @@ class EngineCore:
         self._decide()
 
     def _end_leavers(self) -> None:
-        """End requests that were cancelled while the step ran. vLLM's scheduling rules do so before they
-        apply the step's tokens.
+        """End requests that were cancelled while the step ran. vLLM's scheduling rules end these requests
+        before the step's tokens are applied.
         """
         for observation in self._source.leavers():
             for event in accept(self.view, observation):
@@ -301,7 +301,7 @@ class EngineCore:
                 self._emit(end)
 
     def _process_arrivals(self) -> None:
-        """Take block leases from sessions, end complete requests, and process arrivals."""
+        """Take block leases from sessions, finish requests that are complete, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):

@@ -49,8 +49,8 @@ class EncoderCache:
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
         """Return the keys to evict so that `size` more embeddings fit, or None if this is impossible.
 
-        `extra`: embeddings that the caller will add first. `keep`: entries that must not be returned: they
-        will soon be referenced, or are already chosen for eviction.
+        `extra`: number of embeddings that the caller will add before these `size` embeddings. `keep`: entries
+        that must not be returned: they will soon be referenced, or are already chosen for eviction.
         """
         room = self.capacity - self.used - extra
         evicted = []
@@ -63,8 +63,8 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Return how many embeddings would fit after adding `extra` and evicting all unreferenced entries
-        except `keep`.
+        """Return how many embeddings would fit after adding `extra` embeddings and evicting all unreferenced
+        entries, except the entries in `keep`.
         """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle

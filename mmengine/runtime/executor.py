@@ -119,8 +119,8 @@ class TorchExecutor:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """For each captured part: the number of replayed runs, and the number of other runs by reason (see
-        ModelRunner).
+        """For each captured part, the number of replayed runs, and the number of runs without replay for each
+        reason (see ModelRunner).
         """
         return self._runner.graph_counts
 

@@ -22,7 +22,7 @@ class NumberRefused(ValueError):
 @dataclass(frozen=True, slots=True)
 class Range:
     """A range of numbers. `low` or `high` None means no bound. `multiple`: 0 for any number. `most`: if a
-    bound is missing, the maximum number of digits before and after the point; 0 for no maximum.
+    bound is missing, the maximum number of digits on each side of the point; 0 for no maximum.
     """
 
     low: Fraction | None
@@ -170,7 +170,7 @@ class _Automaton:
     def _more(self, rest: int, remainder: int) -> str | None:
         """Return an expression for at least `rest` more integer digits, without an upper bound."""
         if self.modulus == 1:
-            # A lower bound with `most` or more digits lifts the maximum.
+            # If the lower bound has `most` or more digits, the number of digits has no maximum.
             most = self.most - 1 if self.most > rest else ""
             return self.rules.add(f"[0-9]{{{rest},{most}}} {self._behind(0, False, False, 0)}")
         if rest:

@@ -124,7 +124,7 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path,
 
 def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
     gpu_setup = module("gpu.setup")
-    # zstandard is too old, and the other two are missing.
+    # zstandard is too old; msgspec and av are missing.
     there = {"zstandard": "0.22.9", "msgspec": None, "av": None}
 
     def version(name):

@@ -29,7 +29,9 @@ def side(module, tmp_path):
 
 
 def test_a_second_question_keeps_the_picture(side, tmp_path):
-    """A question about another picture finds nothing in the prefix cache."""
+    """A second question about the same picture hits the prefix cache. A question about another picture does
+    not.
+    """
     first = side.ask(picture=picture(tmp_path, 1), question="What is it?", keeps=False)
     side.ask(output="features", path=str(tmp_path / "features.npy"))
     side.ask(output="logits", path=str(tmp_path / "logits.npy"))

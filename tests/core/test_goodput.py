@@ -95,7 +95,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
     def propose(sums, tokens, index, salts):
         drafts, counts = good(sums, tokens, index, salts)
-        drafts[1::2] += 1  # never right
+        drafts[1::2] += 1  # the drafts in every second row are wrong
         return drafts, counts
 
     executor._propose = propose
@@ -177,7 +177,8 @@ def test_a_few_long_steps_change_no_decision():
 
 def test_a_drafts_cost_sets_the_chance_that_it_needs():
     # A step with 8 drafts took 200 us for 12 output tokens, or 16.7 us per token. The drafts added 100 us, or
-    # 12.5 us each. The minimum chance is a third of 12.5 / 16.7, because drafts share some cost.
+    # 12.5 us each. The minimum chance of acceptance is a third of 12.5 / 16.7, because drafts share some
+    # cost.
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0
     assert costs_of(4, 10**9, 4).least_chance(4, ALL_DRAFTERS) == ONE // 2

@@ -57,7 +57,7 @@ def tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
 
 
 def with_tokens(words: list, *names: str) -> list:
-    """Return a vocabulary whose first tokens are renamed to `names`."""
+    """Return the vocabulary keys `words` with the first tokens renamed to `names`."""
     found = []
     for key, kind, value in words:
         if key == "tokenizer.ggml.tokens":

@@ -181,7 +181,7 @@ def test_the_playground_has_turns_a_system_prompt_and_a_stop(narrow, tmp_path):
         narrow.run("document.getElementById('most').value = 4096")
         ask(narrow, "t" + "w" * 100)
         narrow.wait("document.querySelectorAll('.answer')[1]?.textContent.length > 3")
-        narrow.run("document.getElementById('ask').requestSubmit()")  # The button says Stop.
+        narrow.run("document.getElementById('ask').requestSubmit()")  # The button now stops the answer.
         narrow.wait("document.getElementById('note').textContent === 'stopped'")
         narrow.run("document.getElementById('most').value = 8")
         ask(narrow, "three")

@@ -86,7 +86,9 @@ def test_limits_in_the_schema_take_precedence() -> None:
 
 
 def test_one_limit_keeps_its_values() -> None:
-    """For a schema with a single limit, `max_digits` does not change which short numbers are allowed."""
+    """A schema with only a minimum or only a maximum allows the same short numbers with and without
+    `max_digits`.
+    """
     source = random.Random(4)
     texts = [
         f"{source.choice(['', '-'])}{source.randint(1, 10 ** source.randrange(1, 6))}" for _ in range(30)

@@ -39,7 +39,7 @@ HELP = (
     "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
-MAX_PROCESSES = 8  # Maximum number of crashed engine processes in a log for which a shorter script is tried.
+MAX_PROCESSES = 8  # Maximum number of shorter scripts to try; each ends before a recovery.
 _NOTHING = "this build served the log's requests again and nothing failed"
 
 

@@ -22,8 +22,8 @@ class TokenHistory:
     """Tokens and biased sequences for rows with history rules, on the device.
 
     A row with history rules takes 8 bytes for each token in the longest row, plus 8 * c * (k - 1) + 20 * c
-    bytes for sequences. Over all rows, c is the largest number of sequences, and k is the longest sequence's
-    length.
+    bytes for sequences. Here, c is the largest number of sequences in any row, and k is the length of the
+    longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:

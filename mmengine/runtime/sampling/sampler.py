@@ -11,8 +11,9 @@ A row's operations are applied in this order; unused operations are skipped.
        id.
     4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
        the largest sum of logit and noise is chosen.
-    5. Some texts must be complete within their token budget. If the chosen token would leave too few
-       tokens to complete the text, a token that does so in time replaces the chosen token (`close`).
+    5. Some texts must be complete within their token budget. If the budget after the chosen
+       token would be too small to complete the text, `close` replaces the chosen token. The replacement
+       is the next token of a text that is complete in time.
 
 Steps 2 and 4 follow the order in transformers' logits processors. A row gets no token if its logits contain
 NaN or +inf, or if all are -inf. A mask changes the caller's logits in place. The logits of rows without a

@@ -92,7 +92,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return the ascending indices at which `rows` has a row with unfinished reasoning."""
+        """Return the indices in `rows` of the rows with unfinished reasoning, ascending."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

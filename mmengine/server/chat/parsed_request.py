@@ -269,8 +269,8 @@ def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "")
     """Decode the values of an object, and omit nulls.
 
     `schema`: name of a field whose value stays encoded if it is a large object. `held`: name of an object
-    whose field "schema" is treated in this way. Decoding 1 MB of small objects would hold the interpreter
-    lock for 10 ms.
+    whose field "schema" also stays encoded if it is a large object. Decoding 1 MB of small objects would hold
+    the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():

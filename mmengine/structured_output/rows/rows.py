@@ -139,7 +139,7 @@ class RowMatchers:
             return True
         if found is None or row not in self.closers:
             return False
-        # A single token, since rows with a closer have no drafts.
+        # Rows with a closer have no drafts, so only the last token is new.
         self._consume_closing(row, cut.token_ids[-1:])
         return None if self._close_cut(row, cut) else False
 
@@ -205,8 +205,8 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Compute masks row by row, if some grammars have not started or are unknown. Return the errors by
-        index.
+        """Compute masks row by row. Needed if some grammars have not started or are unknown. Return the
+        errors by index.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):
@@ -289,8 +289,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens to generate instead of the sampled `tokens`. Negative tokens stay: their rows
-        sampled nothing.
+        """Return the tokens to generate instead of the sampled `tokens`. Rows with a negative token sampled
+        nothing, and the token stays.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -361,7 +361,7 @@ class RowMatchers:
         for index, row in enumerate(rows):
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
-                for token in said[index]:  # A single token: rows with a closer have no drafts.
+                for token in said[index]:  # A single token, because rows with a closer have no drafts.
                     self.closers[row].accept(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:

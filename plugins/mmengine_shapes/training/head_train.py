@@ -88,8 +88,9 @@ class Teacher:
 
     @torch.no_grad()
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next-token probabilities at `places` [B, R], float32 [B, R, draft_vocab]. Also return
-        whether the draft vocabulary contains the most likely token, bool [B, R].
+        """Return the next-token probabilities at the positions `places` [B, R] in B conversations, float32
+        [B, R, draft_vocab]. Also return whether the draft vocabulary contains the likeliest token (bool
+        [B, R]).
         """
         last = batch.aux_hidden_states[:, :, -1].gather(
             1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])

@@ -59,7 +59,7 @@ class GivenDrafts(NamedTuple):
 class HeadDrafter:
     """A drafter with a draft head. Raises ConfigError if the memory for its KV pool cannot be allocated.
 
-    `rows`: the runner's columns. `number`: this drafter's index among all drafters. `is_asked`:
+    `rows`: the model runner's RowColumns. `number`: this drafter's index among all drafters. `is_asked`:
     whether any row may have drafts after the step that is being prepared. `graphs`: the captured passes, or
     None.
     """
@@ -77,7 +77,7 @@ class HeadDrafter:
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
         self._plan: StepPlan | None = None  # the plan of the last step that the head read
         self._place = np.zeros(config.max_num_seqs, np.intp)  # the index of each row in this step
-        # The outputs of the head in this step, for the last token of each row that the head read.
+        # The head's outputs in this step, for the last token that the head read in each row.
         self._z = self._carry = torch.empty(0)
         self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # the index of each row in `_z`
 
