@@ -1,4 +1,4 @@
-"""Check GPU kernels at real sizes against TextDecoder, the decoder without fused kernels, and against the
+"""Check GPU kernels at real sizes. The references are TextDecoder (the decoder without fused kernels) and the
 CPU's sampler.
 """
 

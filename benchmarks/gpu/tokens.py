@@ -39,7 +39,7 @@ class Verdict:
 
 
 def compare_tokens(device: str, count: int) -> list[Verdict]:
-    """Compare the embedded checkpoint's tokens on `device` (in float32 and bfloat16) with the CPU's."""
+    """Compare tokens from the package's checkpoint on `device` (in float32 and bfloat16) with the CPU's."""
     with Engine(device="cpu", dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 48)
         wanted = answers(engine, asks)
@@ -115,7 +115,7 @@ def compare_transformers(device: str, count: int) -> Verdict:
 def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list[Verdict], dict[str, str]]:
     """Compare every available attention backend with torch's, on `rounds` random ragged batches.
 
-    Heads are as in Qwen3-VL 2B, Qwen3-VL 8B and the embedded checkpoint. Returns the verdicts, and a dict
+    Heads are as in Qwen3-VL 2B, Qwen3-VL 8B and the package's checkpoint. Returns the verdicts, and a dict
     from an unavailable backend's name to the reason.
     """
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)

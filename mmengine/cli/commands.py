@@ -27,7 +27,7 @@ class Command(TyperCommand):
             for each in options:
                 _narrow(each, ctx)
         super().format_help(ctx, formatter)
-        for each, values in zip(options, wide):  # The next help may be for a wide terminal.
+        for each, values in zip(options, wide):  # Restore the types for help on a wide terminal.
             vars(each).clear()
             vars(each).update(values)
 

@@ -116,7 +116,7 @@ class ReplicaLogs:
         try:
             answers = read_resume_state(log, Resume(wanted=wanted)).answers
         except (LogError, OSError) as error:
-            if not locked:  # the requests are computed again
+            if not locked:  # the log's answers are lost, so the requests are computed again
                 operator_log.warning("an earlier log cannot be read", log=log.name, reason=str(error))
             return _LogState(begun, locked, False, {})
         kept = {name: each for name, each in answers.items() if name in self._wanted or not each.reason}

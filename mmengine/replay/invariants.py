@@ -180,7 +180,7 @@ def _budgets(state: State) -> Iterator[str]:
             f"the step has the rows {rows.tolist()}; it must have each row only once, and at most "
             f"{config.max_num_seqs} rows (max_num_seqs)"
         )
-    # A large media item's part has a separate budget.
+    # Pieces from a large media item have a separate budget and are not counted here.
     part = state.step_part.key if state.step_part is not None else None
     sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
     # Under vLLM's rules, a preempted request returns its encoder budget, but its items are still encoded.

@@ -19,7 +19,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bounded, and a draining replica ends after `drain_s`.
     """
 
-    model: str | None = None  # None: the embedded checkpoint
+    model: str | None = None  # None: the checkpoint in the package
     device: str = "auto"
     dtype: str = "auto"
     engine: EngineConfig = EngineConfig()

@@ -12,7 +12,7 @@ ATOMIC = {"gemma4": 80}
 # Models whose processors treat several images differently from a single image. Their test requests have one
 # image.
 ONE_IMAGE = frozenset({"llava_onevision"})
-# Models whose processors take at most one video in a prompt, and no images beside it.
+# Models whose processors take at most one video in a prompt, and no images together with a video.
 ONE_VIDEO = frozenset({"molmo2"})
 # Models whose processors add tokens around the prompt. A chat template cannot add these tokens, so token ids
 # are not compared.
@@ -24,7 +24,7 @@ NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # models, transformers' own bfloat16 and float32 logits differ by as much (gemma4: up to 1.3 for logits up to
 # 5, because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
-# Models that cannot encode videos one by one, although their processors take videos, and the reasons.
+# Model -> why the model cannot encode videos one by one, although its processor takes videos.
 NO_VIDEO = {
     "kimi_k25": "transformers' get_video_features fails: it averages a video's features over time, and then "
     "splits them as if it had not"

@@ -8,7 +8,9 @@ from tests.models.test_contract_schemes import Fp8, Int4, Int8
 
 
 class OneSetting:
-    """Runs the token test with chunked prompts only; test_contract_whole.py has gemma2's other checks."""
+    """Runs the token test with chunked prompts only. The model is gemma2, and test_contract_whole.py has its
+    other checks.
+    """
 
     kind = "gemma2"
     test_log_probabilities_are_transformers = None

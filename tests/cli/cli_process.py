@@ -23,7 +23,7 @@ def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
     code. `env`: the command's complete environment. Process-wide settings are restored afterwards.
     """
     torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
-    # A separate process would not have pytest's handlers.
+    # Remove pytest's handlers, which a separate process would not have.
     handlers, logging.root.handlers = logging.root.handlers, []
     before = sys.argv, dict(os.environ), os.getcwd(), torch and torch.get_num_threads()
     sys.argv = ["mmengine", *map(str, arguments)]

@@ -312,7 +312,7 @@ def test_an_engine_that_stops_is_followed_by_another_process(tmp_path):
 
 
 def test_where_the_seconds_of_a_restart_go(tmp_path):
-    """Prints medians over five kills with the embedded checkpoint, in seconds since the kill."""
+    """Prints medians over five kills with the package's checkpoint, in seconds since the kill."""
     port, rows = free_port(), []
     body = body_of("What is a triangle?", max_tokens=2)
     plain = "from mmengine.cli.main import main\nmain()\n"

@@ -47,7 +47,7 @@ def test_killed_at_random_instants(tmp_path):
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
-    """Use the embedded checkpoint, images, structured answers, tools, and ordinary server processes."""
+    """Use the package's checkpoint, images, structured answers, tools, and ordinary server processes."""
     chance, begun = seeded(20), time.monotonic()
     with matrix(tmp_path, "embedded") as one:
         one.round()

@@ -54,7 +54,7 @@ def expected(folder: Path, digest: bytes) -> dict:
 MIXED = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 SETTINGS = {
     "mixed": MIXED,
-    # The drafter has its own KV. With this seed, each rule from vLLM changes a decision.
+    # The drafter has its own KV. With this seed, each vLLM rule changes at least one decision.
     "compat": {"seed": 49, "compat": "vllm", "lookahead_tokens": 2},
     # Few slots, so that recurrent states are evicted.
     "recurrent_states": MIXED | {"num_state_slots": 9, "snapshot_every": 8},

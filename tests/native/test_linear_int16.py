@@ -38,7 +38,9 @@ def layer_of(library, codes, **how):
 
 
 def quantised(x):
-    """Return x as integers, int64 [m, k], and their scales, float32 [m, k]. Each 32 values share a scale."""
+    """Return x as integers, int64 [m, k], and their scales, float32 [m, k]. In a row, every 32 consecutive
+    values share a scale.
+    """
     blocks = np.pad(x.float().numpy(), ((0, 0), (0, -x.shape[1] % GROUP))).reshape(len(x), -1, GROUP)
     size = np.abs(blocks).max(2, keepdims=True)
     inverse = np.divide(np.float32(MOST), size, out=np.zeros_like(size), where=size > 0)

@@ -50,7 +50,7 @@ def commands(log: Path, other: Path, request: str, out: Path) -> list[tuple[str,
 
 
 def a_request(log: Path) -> str:
-    """Return the id of a request in the middle of the log, or "r0"."""
+    """Return the id of a request in the middle of the log, or "r0" if no request can be read."""
     try:
         lines = request_lines(log)
     except LogError:

@@ -22,7 +22,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first
 
-# A filter in `wanted` makes `read_resume_state` read the whole log.
+# Because `Resume.wanted` is set, `read_resume_state` reads the whole log.
 ALL = Resume(wanted=lambda name: False)
 
 

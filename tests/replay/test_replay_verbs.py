@@ -53,9 +53,9 @@ def runs(tmp_path_factory):
 
 
 def mutated(records: list[Record], rng: random.Random) -> list[Record]:
-    """Return the records with up to four changes: records are spoiled, dropped, repeated or swapped. In other
-    cases, decisions are replaced by false decisions that still fit the state's arrays. Half of the logs
-    without false decisions get an unknown decision version.
+    """Return a log's records with random changes. Some logs get false decisions that still fit the state's
+    arrays. In all other logs, up to four records are spoiled, dropped, repeated or swapped. Half of these
+    other logs also get an unknown decision version.
     """
     records = list(records)
     if rng.random() < 0.4:

@@ -33,8 +33,8 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 
 
 def recorded(module) -> dict[str, list[list]]:
-    """Return an installed package's signatures in the record's format. The decode wrapper's `plan` has no own
-    parameters, so the record has the signature of `_plan_impl`.
+    """Return an installed package's signatures in the record's format. In the decode wrapper, `_plan_impl`
+    declares the parameters for `plan`, so the record has `_plan_impl`'s signature.
     """
     calls = {}
     for wrapper in WRAPPERS:

@@ -1,4 +1,4 @@
-"""Tests of the server with OpenAI's Python client and the embedded model."""
+"""Tests of the server with OpenAI's Python client and the package's checkpoint."""
 
 import asyncio
 import base64

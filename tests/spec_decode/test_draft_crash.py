@@ -84,8 +84,8 @@ def copies_of_a_run(asked, folder, config, count, apart):
     ],
 )
 def test_a_resumed_run_gives_the_same_answers(spec, policy, later, run, tmp_path):
-    """Another process continues with the drafters `later`. With goodput, the log has snapshots, which contain
-    goodput's state.
+    """Another process continues with the drafters `later`. With the policy goodput, the log has snapshots
+    with the policy's state.
     """
     kind = bool({"auto", "grammar"} & {spec, later}), 40 if policy == "all" else 120
     asked, want = requests(*kind)

@@ -20,8 +20,8 @@ from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """The prompt has an image. The head's output for mmengine's auxiliary states equals the reference output
-    for transformers' layer inputs.
+    """The prompt has an image. The head reads mmengine's auxiliary states, the reference reads transformers'
+    layer inputs, and their outputs are equal.
     """
     from mmengine_qwen3_vl import plugin
 

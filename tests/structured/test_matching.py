@@ -47,7 +47,7 @@ def test_results_equal_pythons_matcher():
         text = source.choice(["", "^"]) + pattern(source, 4) + source.choice(["", "$"])
         try:
             regex = parse_pattern(text).regex
-        except PatternError:  # A repetition of a repetition.
+        except PatternError:  # The pattern repeats a repetition.
             continue
         for _ in range(3):
             name = "".join(source.choice("aabbc1é\n.-]\U0001f600 x") for _ in range(source.randint(0, 8)))

@@ -22,8 +22,8 @@ from tests.structured.accepting import Grammar
     ],
 )
 def test_character_sets_contain_their_characters(pattern: str, accepted: str, refused: str) -> None:
-    """For a set with the control characters including U+0000, the grammar engine alone would also accept the
-    quote and the backslash. The rewritten pattern excludes both.
+    """If a set contains the control characters including U+0000, the grammar engine would also accept the
+    quote and the backslash. Therefore mmengine rewrites the pattern, and the new pattern excludes both.
     """
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert [char for char in accepted if not grammar.accepts(json.dumps(char, ensure_ascii=False))] == []

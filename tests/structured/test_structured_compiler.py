@@ -116,7 +116,7 @@ def test_no_grammars_are_accepted_after_several_hang():
     assert all("within" in each.error for each in slow[:2])
     assert "2 grammars have been compiling for more than 10 seconds" in slow[2].error
     assert len(bench.compiler.reasons) == 1
-    assert bench.get("slow 1")[0].error  # This grammar is known, so its error is returned.
+    assert bench.get("slow 1")[0].error  # An earlier grammar's error is still returned.
     with pytest.raises(MMEngineError, match="no new grammars: 2 grammars have been compiling"):
         bench.get("good")
     bench.release("slow 1")

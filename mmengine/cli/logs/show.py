@@ -202,7 +202,7 @@ def _show(
 
 
 def _print_events(log: Path, request: str, json_output: bool) -> None:
-    """Print the events of a request and its choices in one log of a fleet."""
+    """Print the events of a request and its choices. `log`: one log of a fleet."""
     from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.checked_log import CheckedLog
     from mmengine.replay.queries.request_events import request_events

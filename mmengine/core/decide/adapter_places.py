@@ -22,8 +22,8 @@ from mmengine.core.state.view import View
 class AdapterPlaces:
     """The places for adapters in one step.
 
-    The caller calls `has_place` for the waiting requests in queue order. Requests that the step has already
-    passed over also get a reserved place. `may_start` selects the candidates among the waiting requests;
+    The caller calls `has_place` for the waiting requests in queue order. The constructor reserves places for
+    requests that the step has already passed over. `may_start` says which of these requests get a place;
     None: all.
     """
 

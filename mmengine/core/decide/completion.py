@@ -53,7 +53,9 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
 
 
 def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
-    """Set `over` to False for prefill-only requests whose prompts are not computed yet. Returns `over`."""
+    """Set `over` to False for prefill-only requests whose prompts are not computed yet, and return `over`.
+    `over`: bool [max_rows], whether the row's request is complete.
+    """
     for row in np.flatnonzero(over & np.asarray(view.ended == RUNS_ON)).tolist():
         over[row] = is_computed(view, view.requests_by_row[row])
     return over

@@ -82,8 +82,8 @@ class FreeList:
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            # If the removed entries are dead, the blocks' live entries follow later in the queue. A new stamp
-            # makes the live entries dead.
+            # A removed entry may be dead, and the block's live entry then follows later in the queue. The new
+            # stamp makes this live entry dead too.
             if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:

@@ -115,7 +115,8 @@ class PrefixIndex:
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            # No block can follow the newest content yet, so all later contents of the chain are probably new.
+            # The newest content has no successor yet. If the newest content is the parent, all further blocks
+            # probably have new contents.
             newest = content == self.next_content - 1
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}

@@ -165,7 +165,9 @@ class WindowTables:
         return [table[row, first:num_numbers].copy() for table, first in zip(self.tables, held, strict=True)]
 
     def in_settings_order(self, first: np.ndarray, others: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the blocks of each group, in the settings' order."""
+        """Return the blocks of each group, in the settings' order. `first`: the first group's blocks.
+        `others`: each window group's blocks.
+        """
         blocks = [first, *others]
         return [blocks[place] for place in np.argsort(self.order).tolist()]
 

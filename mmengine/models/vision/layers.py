@@ -34,7 +34,9 @@ class TorchLinear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Return x weight^T + bias + residual. `out` is used only with a residual."""
+        """Return x weight^T + bias + residual. With a residual, the result is written to `out`; otherwise
+        `out` is ignored.
+        """
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 

@@ -298,7 +298,8 @@ def _num_kept(counts: bytes | None) -> int:
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return each lane's line number in the drawing (int32): the first free line at the lane's start.
-    `start`, `end`: steps. The lanes are ordered by start.
+    `start`, `end`: each lane's first step, and the step at which its line becomes free. The lanes are ordered
+    by start.
     """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []

@@ -44,8 +44,8 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """The fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: the price per step
-    and per row.
+    """The fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: the host's price per
+    step and price per row.
     """
 
     prices: np.ndarray

@@ -38,8 +38,8 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Store features until `forget` was called for all requests that need them. `value`: a verified value
-        from the block store, which begins with a seal.
+        """Store features until `forget` was called for all requests that need them. `value`: a seal and the
+        features, as the block store sent them, after verification.
         """
         with self._lock:
             if key not in self._came:

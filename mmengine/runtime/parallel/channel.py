@@ -37,8 +37,8 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """A process's socket in the pair. `send_timeout_s`: maximum time for the peer to read a message; None: no
-    limit.
+    """This process's end in the socket pair. `send_timeout_s`: maximum time for the peer to read a message;
+    None: no limit.
     """
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:

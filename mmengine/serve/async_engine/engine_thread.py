@@ -20,7 +20,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 
 _log = logging.getLogger("mmengine.engine")  # prints to stderr by default
-MAX_HANGS = 32  # more consecutive hangs end all streams with an error
+MAX_HANGS = 32  # after more consecutive hangs, all streams end with an error
 _POLL_S = 1.0  # how often a waiting caller checks that the thread is alive
 T = TypeVar("T")
 

@@ -42,7 +42,7 @@ class VllmEncoderDraft(EncoderDraft):
 
     def cut_before(self, distance: int) -> int:
         """Return the length of a chunk that ends directly before an image or video. Returns 0 if the row must
-        wait.
+        wait. `distance`: as in EncoderDraft.
         """
         if distance > self._ahead:
             return distance
@@ -50,7 +50,8 @@ class VllmEncoderDraft(EncoderDraft):
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
         """Return EVICTED if the encoder cache changes and the chunk does not run, else None.
-        `given_up`: whether the request is preempted. Its cached items then become the most recently used.
+        `given_up`: whether the request is preempted. If so, the request's cached items become the most
+        recently used.
         """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]

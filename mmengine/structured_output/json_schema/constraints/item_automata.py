@@ -24,7 +24,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 MAX_EDGES = 4_096
 # If an automaton for uniqueItems has more edges, DistinctItems is tried before a large automaton.
 MAX_SMALL = 64
-MAX_VALUES = 64  # Maximum number of values. In a rule's parameter, each value has a bit.
+MAX_VALUES = 64  # Maximum number of values, because a rule's parameter has a bit for each value.
 MAX_CONTAINS = 4
 
 # A function that registers a new schema under a key, and returns the schema's conjunction.
@@ -195,7 +195,7 @@ class _Slots:
         for one in constraint.contains:
             holds = [self.shapes_of(conjoin(value, (one.place,))) for value in values]
             if any("array" in shape or "object" in shape for shapes in holds for shape in shapes):
-                return None  # It is not known yet whether these values match.
+                return None  # Whether arrays and objects match is not known yet.
             chosen = [value for value, shapes in zip(values, holds) if shapes]
             values = chosen + [value for value, shapes in zip(values, holds) if not shapes]
             matching, least = len(chosen), one.low
@@ -233,9 +233,9 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match. A
-    keyword outside the set excludes a match only if the keyword has maxContains. Otherwise further matches
-    are allowed.
+    """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match.
+    If a keyword outside the set has maxContains, the item must not match this keyword. Otherwise the item may
+    match the keyword, but the match is not counted.
     """
     open_ones = [at for at, one in enumerate(contains) if one.high is not None or held[at] < one.low]
     out = []

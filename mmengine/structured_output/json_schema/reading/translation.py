@@ -30,7 +30,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Keywords whose subschemas only references can use.
+# Keywords whose subschemas apply only where a reference names them.
 _HOLDING = ("$defs", "definitions")
 _NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
 _BESIDE_TYPE = {

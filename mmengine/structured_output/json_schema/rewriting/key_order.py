@@ -26,7 +26,8 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 
 MAX_GROUPS = 3  # Maximum number of groups whose orders are listed.
 MAX_NAMES = 48  # Maximum total number of names in an object's listed orders.
-# Maximum number of named properties in an object with any order. The grammar engine cannot count more.
+# Maximum number of named properties in an object whose keys may come in any order. The grammar engine cannot
+# count more properties.
 MAX_UNORDERED = 63
 IN_ORDER = "keys only in the schema's order, other keys after them; set bounds.ordered to 0 for any order"
 MAX_LISTED = 200  # Maximum length of the list of names in a note.
@@ -141,8 +142,8 @@ class KeyOrders:
     def drop_unsupported(self) -> None:
         """Remove all marks if any-order objects cannot be written for this schema.
 
-        Lark can express any order only if each object's unnamed keys can be distinguished from its named
-        keys.
+        In Lark, keys can come in any order only if each object's unnamed keys can be distinguished from its
+        named keys.
         """
         for schema, pointer in self.patterned:
             if not self.marked:
