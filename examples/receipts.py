@@ -47,7 +47,7 @@ class Read(NamedTuple):
 
     @property
     def rows(self) -> list[list[tuple[str, float]]]:
-        """Each object's fields as (text, p)."""
+        """Each object's fields as pairs (text, confidence)."""
         objects = to_builtins(self.receipt)["objects"]
         return [
             [(value, self.sure[f"/objects/{number}/{name}"]) for name, value in item.items()]

@@ -221,7 +221,7 @@ def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
 
 
 def decode(shape: Shape, folder: Path, count: int) -> dict[str, list[int]]:
-    """Time steps of decoding rows; with `prefill` a prompt of 2,048 tokens arrives in chunks beside them."""
+    """Time decode steps. With `prefill`, these steps also prefill prompts with 2,048 tokens in chunks."""
     bench = _running(shape, folder, count)
 
     def refill(number: int) -> None:

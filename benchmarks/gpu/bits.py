@@ -17,11 +17,11 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
 Steps = list[list[tuple[int, int]]]  # for each step: (row, number of tokens) pairs
-DRAFTED = 4  # a row's last tokens: decoded in single steps, or verified together as drafts
+DRAFTED = 4  # how many last tokens each row decodes in single steps or verifies together as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Check whether three rows have the same logits in batches as when each row runs alone.
+    """Compare three rows' logits in batches with the logits when each row runs alone.
 
     The model has the 8B model's hidden size and vocabulary, but only two layers. The first row has deepstack
     image features. Raises ConfigError if the device does not support batch_invariant.

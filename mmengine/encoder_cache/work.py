@@ -13,8 +13,8 @@ EVEN_PATCHES = 4096  # default without a measurement
 def work_of(grid: tuple[int, int, int], even_patches: int) -> int:
     """Return the units of work for an image or a video.
 
-    `grid`: number of patches (t, h, w). A patch attends to the h * w patches of its frame. `even_patches`: 0
-    means EVEN_PATCHES.
+    `grid`: number of patches (t, h, w). A patch attends to all h * w patches in the same frame. If
+    `even_patches` is 0, EVEN_PATCHES is used.
     """
     frames, frame = grid[0], grid[1] * grid[2]
     return frames * (frame + frame * frame // (even_patches or EVEN_PATCHES))

@@ -41,8 +41,9 @@ class Reserve:
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
-        """Allocate the file if `times` its size is free. Returns False if the disk is too full, and True
-        after any other error, because such an error says nothing about the free space.
+        """Allocate the file if the free space is at least `times` the reserve's size. Returns False if the
+        disk is too full, and True after any other error, because such an error says nothing about the free
+        space.
         """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:

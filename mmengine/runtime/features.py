@@ -29,9 +29,9 @@ class ExternalFeatures(Protocol):
 class FeatureStore:
     """The features of media items, by encoder key. A tensor [slots, (1 + num_deepstack) * hidden_size] stores
     an embedding in each slot. An embedding's first hidden_size values replace the placeholder in the model's
-    input. The other values are added after the first num_deepstack layers. The scheduler decides which
-    features are stored, up to `capacity` embeddings. The tensor grows by doubling if `hold_all` was not
-    called. Slots of dropped features are reused.
+    input. The other values are added to the hidden states after the first num_deepstack layers. The scheduler
+    decides which features are stored, up to `capacity` embeddings. The tensor grows by doubling if `hold_all`
+    was not called. Slots of dropped features are reused.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:

@@ -210,7 +210,7 @@ class ModelRunner:
         pixels: Mapping[str, Sequence[MediaInput]],
         fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = (),
     ) -> ComputedStep:
-        """Launch a step up to its logits. Call `sample` for this step before the next launch.
+        """Launch a step's computation up to the logits. Call `sample` for this step before the next launch.
 
         `pixels`, `fetched`: the results of `pixels_of` and `take_fetched` at dispatch.
         """
@@ -298,7 +298,7 @@ class ModelRunner:
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
-        self._kv.copy(plan)  # before clearing, because swapped-out blocks may be cleared
+        self._kv.copy(plan)  # copies before `clear`, because a swapped-out block may be cleared in this step
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(written_slots(plan), self._config.block_size)
             if len(fresh):

@@ -32,8 +32,8 @@ class SampledRows(NamedTuple):
 
 
 def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
-    """Return a vector, float32 [4], for each pooled row. The vector encodes the entry for the row's last
-    token in `sums`, uint64 [t].
+    """Return a vector, float32 [4], for each pooled row. `sums`: a number for each token, uint64 [t]. A row's
+    vector encodes the number for the row's last token.
     """
     last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
     found = []

@@ -193,8 +193,7 @@ def _servegen_request(number: int, row: _ServeGen, where: str) -> SimRequest:
 
 def _media(number: int, modality: str, start: int, tokens: int, count: int) -> list[MediaItem]:
     """Return at most `count` adjacent items, the first at prompt token `start`. The items share `tokens`
-    embeddings evenly.
-    No item is empty.
+    embeddings evenly, and no item is empty.
     """
     items = []
     for index in range(min(count, tokens)):

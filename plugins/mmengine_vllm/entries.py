@@ -66,9 +66,9 @@ class Preemption(NamedTuple):
 class Decision(NamedTuple):
     """Becomes SCHEDULED.
 
-    `rows`: column of rows; None: the rows of the previous step. `num_tokens`, `num_drafts`: one number per
-    row, or None. `block_counts`: each row's share of `new_blocks`; None if the token counts determine the
-    share.
+    `rows`: column of rows; None: the rows of the previous step. `num_tokens`: a number for each row; None: 1
+    for each row. `num_drafts`: a number for each row; None: no drafts. `block_counts`: each row's share of
+    `new_blocks`; None if the token counts determine the share.
     """
 
     rows: bytes | None

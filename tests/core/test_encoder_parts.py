@@ -61,7 +61,7 @@ def test_others_decode_in_each_step_of_it_and_small_items_pass():
 
 
 def test_whole_items_of_a_step_share_its_work():
-    """An image needs 4 + 1 units, which is a step's limit. Each step therefore encodes a single image."""
+    """An image needs 5 units, as many as a step may use. Each step therefore encodes a single image."""
     bench = Bench(**PIECE)
     bench.submit(request("a", 20, media=[image(tag, 2 + 5 * tag, 4) for tag in range(3)]))
     encoded = [len(event.encode) for event in bench.run() if hasattr(event, "encode") and event.encode]

@@ -98,7 +98,7 @@ def vision_keys(**more) -> list:
         "block_count": (UINT32, 3),
         "projection_dim": (UINT32, 48),
         "attention.head_count": (UINT32, 2),
-        "attention.layer_norm_epsilon": (FLOAT32, 1e-5),  # The converter writes 1e-5; the model has 1e-6.
+        "attention.layer_norm_epsilon": (FLOAT32, 1e-5),  # Written by the converter; the model uses 1e-6.
         "image_mean": (ARRAY, (FLOAT32, [0.5] * 3)),
         "image_std": (ARRAY, (FLOAT32, [0.5] * 3)),
         "projector.scale_factor": (UINT32, SCALE),

@@ -37,7 +37,7 @@ class FakeHub:
         return hashlib.sha1(content.encode()).hexdigest()
 
     def files(self, revision: str) -> dict[str, bytes] | None:
-        """Return the files of a branch or a commit, or None if it does not exist."""
+        """Return the files in a branch or commit, or None if `revision` is unknown."""
         for name, files in self.revisions.items():
             if revision in (name, self.commit(name)):
                 return files

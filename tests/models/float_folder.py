@@ -18,8 +18,8 @@ def fp8_rows(weight):
 
 
 def nvfp4(weight):
-    """Return codes 0 to 15 [out, in], e4m3 scales [out, in / 16], and a global scale, by which the scales
-    must be divided.
+    """Return codes 0 to 15 [out, in], e4m3 scales [out, in / 16], and a global scale. Dequantising divides
+    the e4m3 scales by the global scale.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
     most = groups.abs().amax(2)

@@ -72,8 +72,8 @@ def signed(word):
 
 
 def by_hand(layout):
-    """Return HAND's tensors in a layout. Each hexadecimal digit of a word is a code. The first code is the
-    last digit.
+    """Return HAND's tensors in a layout. Each hexadecimal digit in a 32-bit word is a code. A word's last
+    digit is the first code.
     """
     if layout == "awq":
         # A word has the codes of eight weight rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.

@@ -55,7 +55,7 @@ def let_backends_capture(set_attribute=setattr):
         set_attribute(backend, "captures", True)
 
 
-# Environment variable with the failures of a rank's process: the number of the capture that fails, and the
+# Environment variable that says where a rank's process fails: the number of the capture that fails, and the
 # number of the step that fails (from 1; 0: none). The step fails before any exchange with other ranks.
 FAILS = "MMENGINE_TEST_FAILS"
 FOLLOWER = (sys.executable, __file__)

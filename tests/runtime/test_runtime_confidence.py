@@ -43,7 +43,7 @@ def test_weights_equal_a_softmax_over_the_allowed_tokens(kernels, vocab):
         logits = rng.normal(0, rng.choice([0.1, 3, 60]), (count + 2, vocab)).astype(np.float32)
         logits[rng.random(logits.shape) < 0.02] = -np.inf
         if turn % 3 == 0:
-            logits = logits.round() + 0.0  # ties; no -0.0
+            logits = logits.round() + 0.0  # rounding makes ties; adding 0.0 turns -0.0 into 0.0
         allowed = rng.random((count, vocab)) < rng.choice([0, 0.02, 0.5, 1], (count, 1))
         token_ids = np.zeros(count + 2, np.int64)
         for row, place in enumerate(selected):

@@ -246,7 +246,7 @@ class WithAux:
 
 @pytest.mark.parametrize("counts", [[1, 1, 1], [2, 3, 1]])
 def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
-    """The head may read the states after the next replay, so this replay must not overwrite them."""
+    """The head may read a step's states after the next replay, so a replay must not overwrite the states."""
     spec = ToyModel().spec
     kv = KVPool(spec, 8, SIZE, torch.float32, CpuDevice())
     graphs = DecodeGraphs(

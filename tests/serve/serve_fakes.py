@@ -137,7 +137,7 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            # The echo ignores the request's grammar, so a stop string counts as a cut.
+            # In an answer with a grammar, a stop string cuts the text, unless the grammar is for tool calls.
             is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))

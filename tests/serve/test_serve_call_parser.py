@@ -205,7 +205,9 @@ def test_errors_in_unenforced_arguments_are_reported():
 
 
 def test_the_work_grows_with_the_text():
-    """Each push reads the held-back text, which is never longer than the text before a call's arguments."""
+    """The parser never holds back more than the text before a call's arguments, so each push reads little
+    text.
+    """
     body = json.dumps({"text": "".join(random.Random(1).choices('ab{}"\\<', k=10_000))})
     text = f'<tool_call>\n{{"name": "say", "arguments": {body}}}\n</tool_call>'
     parser, pieces, most_held = ToolCallParser(FORMS["json"]), [], 0

@@ -98,7 +98,7 @@ def test_both_engines_take_the_same_options_and_refuse_the_same():
                 engine.stream("hello", stream=False)
             with pytest.raises(InvalidRequest, match="gives one value"):
                 await engine.generate_json("hello", {}, n=2)
-            with pytest.raises(InvalidRequest, match="response_format"):  # {} does not mean None
+            with pytest.raises(InvalidRequest, match="response_format"):  # {} is invalid, unlike None
                 await engine.generate("hello", response_format={})
 
     asyncio.run(asyncio.wait_for(streams(), 30))

@@ -289,7 +289,7 @@ def test_five_thousand_values() -> None:
 
 
 def test_numbers_against_decimals() -> None:
-    """Test each range with numbers of two decimals inside and around the range."""
+    """Test each range with numbers inside and around the range that have two decimal places."""
     for low, high in [
         (-2.5, 10.75),
         (2, 2.5),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-pytest.importorskip("vllm.version")  # the name `vllm` alone would match the folder tests/vllm
+pytest.importorskip("vllm.version")  # `import vllm` could import the folder tests/vllm instead
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput

@@ -9,7 +9,7 @@ from io import StringIO
 
 import pytest
 
-pytest.importorskip("vllm.version")  # "vllm" alone could import the folder tests/vllm
+pytest.importorskip("vllm.version")  # `import vllm` could import the folder tests/vllm instead
 
 from examples.vllm_faults.lost_rows import LosesRows
 from examples.vllm_faults.recorded_run import record_random_requests

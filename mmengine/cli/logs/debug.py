@@ -54,7 +54,7 @@ def debug(
     ] = False,
     port: Annotated[int, typer.Option(help="Port for --web (default: a free one).", min=0, max=65535)] = 0,
 ) -> None:
-    from mmengine.paused_collection import paused_collection  # Lazy, like the imports below: help needs none.
+    from mmengine.paused_collection import paused_collection  # Lazy, like the imports below, for fast help.
     from mmengine.replay.debug import open_debugger
     from mmengine.replay.debug.commands.session import Session
     from mmengine.simulation.bounded_files import existing as existing_file
@@ -138,7 +138,7 @@ def _converse(session: "Session", out: "Console", progress: "_Progress") -> None
             out.print(printable(error, 1000), markup=False, highlight=False, soft_wrap=True)
         if session.is_over:
             return
-        gc.collect()  # The person reads the output meanwhile.
+        gc.collect()  # The user reads the output during the collection.
 
 
 def print_blocks(blocks: "list[Block]", out: "Console") -> None:

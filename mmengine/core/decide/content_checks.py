@@ -72,8 +72,8 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit. Items or runs that chunked prefill must
-    not split must fit into the largest chunk.
+    """Raise InvalidRequest for an item that exceeds an encoder limit. The largest chunk must have room for
+    each item and each run that chunked prefill cannot split.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat

@@ -24,7 +24,7 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # the wait for a block store has a deadline, so the loop goes on
+        return  # a step is in progress, or a request waits for a block store until a deadline
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 

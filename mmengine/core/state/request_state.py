@@ -36,8 +36,8 @@ class RequestState:
     num_swapped: int = 0  # number of tokens whose KV is in `host_blocks`
     admitted_step: int = NEVER_RAN  # number of the step that last admitted the request
     idle_preemptions: int = 0  # number of preemptions since the request last got a token
-    # Number of failed steps that had only this request. A failed step with several requests raises the number
-    # only from 0 to 1.
+    # Counts the request's failed steps. With `isolates_failures`, a failed step with several requests raises
+    # the count only from 0 to 1.
     failures: int = 0
     # After a failed step, the request may only join steps with at most this many rows; 0: no limit.
     isolation_rows: int = 0

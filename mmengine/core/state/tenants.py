@@ -90,8 +90,8 @@ class Tenants:
             self._cancel_debts()
 
     def admit(self, req_state: RequestState, row: int) -> None:
-        """Remove a request from the queue when it gets a row. The current step has passed over all requests
-        that come earlier in the service order.
+        """Remove a request from the queue when it gets a row. All requests before this request in the service
+        order are recorded as passed over by the current step.
         """
         tenant = self._of(req_state)
         if len(self.all) == 1:

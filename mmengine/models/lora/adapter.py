@@ -19,7 +19,7 @@ class LoadedAdapter:
 
 
 class AdapterRows(NamedTuple):
-    """The tokens in a step that are computed with an adapter."""
+    """An adapter, and the tokens in a step that are computed with this adapter."""
 
     adapter: LoadedAdapter
     rows: np.ndarray  # int32 [n], the tokens' indices in the batch.

@@ -123,8 +123,8 @@ def search_forward(navigator: Navigator, walker: Walker) -> str:
 
 def search_back(navigator: Navigator, walker: Walker, before: int, count: int = 1) -> tuple[int, str]:
     """Return the last position before `before` where `walker` stops, and the reason. With `count` n, return
-    the n-th such position from the end. Returns (-1, "") if there is none. The navigator's position does not
-    change.
+    the n-th such position, counted backwards from `before`. Returns (-1, "") if there is none. The
+    navigator's position does not change.
     """
     most = before - 1
     while most >= navigator.first:

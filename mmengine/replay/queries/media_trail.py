@@ -21,8 +21,8 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        # Key to (step, reason, request for which the output was evicted or "", end of the answer's sentence
-        # or "").
+        # Encoder key -> (step, reason, request for which the output was evicted or "", text after the
+        # reason's sentence or "").
         self._lost: dict[bytes, tuple[int, str, str, str]] = {}
 
     def loses(self, event: ev.Event) -> bool:
@@ -30,8 +30,8 @@ class MediaTrail:
         return any(key in self._present for key in getattr(event, "evict", ()))
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: the event that this build's rules
-        would decide instead, if the record evicts outputs. None: unknown.
+        """Update the trail with a record that was just applied. `expected`: if the record evicts outputs, the
+        event that this build's rules would decide instead; None if this event is unknown.
         """
         for key in self._keys:
             if state.encoder.has(key):

@@ -55,7 +55,7 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
             yield from _window_hits(state, event, cached, start)
             cached, new = cached[:hits], new[:: state.num_groups]
         skipped = np.zeros(num_skipped(state.config, start), np.int32)
-        cached = np.concatenate((skipped, cached))  # as in the row's block table
+        cached = np.concatenate((skipped, cached))  # the row's block table begins with the skipped blocks
     if event.num_tokens < 1 or start < 0 or reach > most or len(cached) + len(new) > width:
         text = f"request {name!r:.80} starts after {start} tokens with {event.num_tokens} tokens in "
         text += f"{len(cached) + len(new)} blocks; a row holds {most} tokens in {width} blocks"

@@ -64,9 +64,9 @@ ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 class Metrics(Collector):
     """An engine's metrics. Other threads may read them; values change only between steps. `stats` returns the
-    core's counters, and `ready` whether the engine is ready for work. `drafters` returns each drafter's name
-    and failure count. `graphs` returns counts for each key of GRAPHS: how often a CUDA graph was replayed,
-    and for each reason how often no graph was replayed.
+    core's counters. `ready` returns whether the engine is ready for work. `drafters` returns each drafter's
+    name and failure count. `graphs` returns counts for each key of GRAPHS: how often a CUDA graph was
+    replayed, and for each reason how often no graph was replayed.
     """
 
     def __init__(

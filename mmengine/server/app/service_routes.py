@@ -174,9 +174,7 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """Return the prompt that a completion or a chat completion with the body's fields would have. Raises
-    ApiError.
-    """
+    """Return the prompt for a completion or a chat completion with the body's fields. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:

@@ -110,7 +110,7 @@ class SessionRegistry:
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
-        """Check the memory for waiting frames, if the frame `image` must wait for further frames. Raises
+        """If the frame `image` must wait for further frames, check the memory for waiting frames. Raises
         QueueFull if the memory is full, and ApiError if the owner would exceed its share.
         """
         if not session.next_frame_waits:

@@ -11,8 +11,8 @@ DEEP = 32  # From this number of open brackets on, a completion is derived from 
 MAX_DROPPED = (
     8  # Maximum number of tokens that a derived completion drops from the previous completion's start.
 )
-# If a derived completion needs over half the budget, a shorter completion is searched every RESPELLED_EVERY
-# tokens.
+# If a derived completion needs over half the budget, the closer searches for a shorter completion every
+# RESPELLED_EVERY tokens.
 RESPELLED_EVERY = 32
 
 
@@ -61,9 +61,10 @@ class Closer:
         return self.path[0] if self.path else self._ends[0]
 
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
-        """Return the token to generate after the model chose `token`, while the grammar waits for `start`.
+        """Return the token to generate after the model chose `token`, while the grammar has not begun.
 
-        If the remaining budget only suffices for `start` and a completion, the tokens of `start` are forced.
+        The grammar begins after the tokens in `start`. If the remaining budget only suffices for these tokens
+        and a completion, these tokens are forced.
         """
         if self.path is None or (
             not self.is_cut and len(start.missing([token])) + len(self.path) < self.left

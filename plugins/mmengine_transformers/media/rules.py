@@ -1,6 +1,5 @@
 """Reads the media tokens and media rules from a transformers config. The rules are for the scheduler and
-attention.
-Does not import torch.
+attention. This module does not import torch.
 """
 
 from collections.abc import Iterable, Iterator

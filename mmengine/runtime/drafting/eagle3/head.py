@@ -119,7 +119,9 @@ class DraftHead(HeadNetwork):
         return layer.out(mixed.reshape(len(inputs), -1))
 
     def logits(self, z: Tensor) -> Tensor:
-        """Return the logits, float32 [s, draft_vocab_size]. `z` [s, h]: rows from `forward`'s result z."""
+        """Return the logits, float32 [s, draft_vocab_size]. `z` [s, h]: rows from the tensor `z` that
+        `forward` returns.
+        """
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:

@@ -34,9 +34,10 @@ from mmengine.structured_output.json_schema.rewriting.satisfiability import Sati
 from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, show_value, to_number
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Maximum nesting depth of written schemas (JSON readers limit it). Deeper parts become definitions.
+# Maximum nesting depth for written schemas, because JSON readers limit the depth. Deeper parts become
+# definitions.
 MAX_DEPTH = 24
-# Maximum number of listed combinations of optional properties for minProperties and maxProperties.
+# minProperties and maxProperties are written as a list of allowed property combinations, at most this many.
 MAX_COMBINATIONS = 128
 
 

@@ -88,8 +88,8 @@ def separate_keys(
 ) -> Object:
     """Return the object after merging propertyNames and splitting overlapping patterns.
 
-    `nothing` is the schema false. If a keyword cannot be merged or split, the returned object lists the
-    keyword and the reason in `blocked`.
+    `nothing`: the conjunction for the schema `false`. If a keyword cannot be merged or split, the returned
+    object lists the keyword and the reason in `blocked`.
     """
     try:
         if constraint.names:
