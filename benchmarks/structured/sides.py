@@ -27,7 +27,7 @@ NOBODY = np.empty(0, np.int32)
 @dataclass(frozen=True, slots=True)
 class Case:
     """A schema with answers. `schema`: the schema as a user wrote it. `emitted`: the normalized schema.
-    `grammar`: the request for the normalized schema.
+    `grammar`: a GrammarRequest made from `emitted`.
     """
 
     name: str

@@ -109,7 +109,7 @@ class TensorEntry:
 
     def block_rows(self, begin: int, end: int, signed: bool = False) -> Iterator[tuple[int, np.ndarray]]:
         """Yield rows [begin, end) as uint8 [m, bytes per row], with their indices as `coded` does. `signed`:
-        whether to refuse the int8 code -128. Raises ModelError.
+        whether to refuse the int8 code -128, which no valid Q8_0 tensor contains. Raises ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 

@@ -35,7 +35,9 @@ class Sink(Protocol):
         """
 
     def tidy(self) -> None:
-        """Do postponed work, such as packing segments. Any thread may call this method, but one at a time."""
+        """Do postponed work, such as packing segments. Any thread may call this method, but only one thread
+        at a time.
+        """
 
     def close(self) -> None:
         """Close the sink. Raises LogError if appended records cannot be written."""

@@ -44,8 +44,8 @@ class RoutingLimits(NamedTuple):
     """Time limits of routing, in seconds, and a limit on replicas that end during a request.
 
     A replica that is silent for `silence_s` is given up. A request waits at most `patience_s` for a replica
-    that accepts it. If `deaths` replicas in a row end before they return a token for the request, the request
-    counts as the cause.
+    that accepts it. If `deaths` consecutive replicas end before they return a token for the request, the
+    request counts as the cause.
     """
 
     silence_s: float = 10.0

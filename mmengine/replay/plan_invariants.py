@@ -51,7 +51,7 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     if not np.array_equal(rows[plan.sample], flight):
         yield f"the plan samples the rows {rows[plan.sample].tolist()}, but the step {flight.tolist()}"
     yield from _broken_media(state, plan, starts)
-    if state.is_open:  # The state has no copies for a step that was dispatched ahead.
+    if state.is_open:  # DISPATCHED removes a step's copies from the state.
         for name, parts in state.step_copies.items():
             wanted, given = [pair for part in parts for pair in part.tolist()], getattr(plan, name)
             if wanted != ([] if given is None else given.tolist()):

@@ -92,8 +92,8 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
     run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens. For an image: each tile after its row and column, then the whole
-        image. For a video: each frame after its timestamp.
+        """Yield an item's tokens. For an image: each tile, preceded by its row and column, then the whole
+        image. For a video: each frame, preceded by its timestamp.
         """
         picture = (fake, whole, run, fake)
         if pad == video:

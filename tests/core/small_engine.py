@@ -64,7 +64,7 @@ class Bench:
         self.core = EngineCore(self.config, self.executor, sink=self.log, **options)
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, tuple[str, str]] = {}
-        self._seen = 1  # STARTED
+        self._seen = 1  # the event STARTED counts as seen
 
     @property
     def state(self):

@@ -184,7 +184,7 @@ def busy(policy):
         request("b", 14, max_tokens=20, priority=1),
         request("c", 14, max_tokens=20, priority=3),
     ]
-    for one in requests:  # one step each, to admit them in this order
+    for one in requests:  # one step per request, so that the requests are admitted in this order
         bench.submit(one)
         bench.step()
     return bench, requests

@@ -29,7 +29,7 @@ class Live:
 
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    # Number of output tokens with which each request arrived.
+    # Number of output tokens that each request already had at its arrival.
     given: dict[str, int] = field(default_factory=dict)
     ends: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -117,8 +117,8 @@ def busy_run(
 
 
 def thrashing_core(folder: Path) -> EngineCore:
-    """Return an engine with two requests that thrash: the policy always preempts the older request before its
-    end.
+    """Return an engine with two requests that thrash. If blocks are missing, the policy preempts the first
+    running request.
     """
     register_policy("sends the first away", SENDS_THE_FIRST_AWAY)
     config = EngineConfig(

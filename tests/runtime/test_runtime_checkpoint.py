@@ -1,5 +1,5 @@
 """Tests that TorchExecutor gives the tokens of transformers' `generate` for the embedded checkpoint. The
-tests plan the steps.
+tests plan the steps without a scheduler.
 """
 
 import random
@@ -61,8 +61,8 @@ def wanted(prompts):
 
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
-    """Generate all answers and return their tokens. `choose(driver, names of live requests, step)` returns a
-    step's work, as for Driver.plan.
+    """Generate all answers and return their tokens. `choose(driver, names of live requests, step)` returns
+    the arguments for Driver.plan.
     """
     config = EngineConfig(
         max_num_seqs=16, num_blocks=400, encoder_cache_size=1024, eos_token_ids=eos_token_ids

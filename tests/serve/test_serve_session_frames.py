@@ -1,4 +1,4 @@
-"""Tests session frames that wait for the second frame in the same encoder patch."""
+"""Tests session frames: an encoder patch takes two frames, so the first frame waits for the second."""
 
 import asyncio
 import time

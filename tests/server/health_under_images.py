@@ -61,7 +61,7 @@ def pages(images: list[tuple[str, bytes]]) -> int:
     """Serve these images under /0, /1, …, and return the port."""
 
     class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 (its name)
+        def do_GET(self) -> None:  # noqa: N802 (http.server requires this name)
             data = images[int(self.path.strip("/"))][1]
             self.send_response(200)
             self.send_header("content-length", str(len(data)))

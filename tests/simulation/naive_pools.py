@@ -37,12 +37,12 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. `ahead`: number of later tokens that a block's content includes."""
+    """The block pool. A block's content also includes the next `ahead` tokens after the block."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching
         self.free = [Block() for _ in range(count)]
-        self.hits = {}  # content -> blocks, in the order in which they were filled
+        self.hits = {}  # content -> blocks with this content, in the order in which the blocks were filled
 
     def content(self, who, number):
         end = (number + 1) * self.size

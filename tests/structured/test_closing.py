@@ -57,7 +57,7 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-LINKED = {  # "a", the shorter value for kind, leads to an endless chain.
+LINKED = {  # "a" is the shorter value for kind, but requires an endless chain of parts.
     "$ref": "#/$defs/part",
     "$defs": {
         "part": {

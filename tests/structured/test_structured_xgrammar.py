@@ -331,7 +331,7 @@ def test_random_schemas_are_enforced_or_refused(backend):
 
 NULLS = {"type": "object", "properties": dict.fromkeys("abcde", {"type": "null"})}
 TREE = NULLS | {"properties": {"n": {"$ref": "#"}, **NULLS["properties"]}}
-FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # All bounds off except the order of keys.
+FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # No bounds except the order of keys.
 
 
 @pytest.mark.parametrize(

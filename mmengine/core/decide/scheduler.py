@@ -1,6 +1,7 @@
 """The scheduler: decides a step, one event at a time.
 
-Each event is a pure function of the state after the previous event was applied:
+Each event is a pure function of the state after the previous event was applied. An asterisk marks an event
+that may occur any number of times:
 
     PREEMPTED*   while the running rows need more blocks than are free
     SCHEDULED    the running rows, in admission order

@@ -71,7 +71,8 @@ class FlightColumns(Generic[Array]):
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps
     # If a row has at least this many known and pending tokens, the row waits for the steps in flight. With 0,
-    # the row waits for each step. Rows with a grammar have the negated number.
+    # the row waits for each step. The number is negated for a row with a grammar, so that the sign marks the
+    # row.
     runs_ahead_to: Int32[Array]
 
 

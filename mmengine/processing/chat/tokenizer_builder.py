@@ -82,8 +82,8 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def twin_of(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Return a second tokenizer that shares the vocabulary and the merges of the first in memory. Return None
-    if the added tokens would differ.
+    """Return a second tokenizer, or None if the added tokens would differ. Both tokenizers share the memory
+    for the vocabulary and the merges.
     """
     twin = tokenizers.Tokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

@@ -1,7 +1,7 @@
 """The script that `build_probe.py` runs with another build's Python interpreter. It answers each line of JSON
 with a line of JSON.
 
-    {"verify": LOG}              {"step": …, …}: the first decision that differs from the log, or {"steps": …}
+    {"verify": LOG}              {"step": …, …}: the first decision that differs; {"steps": …} if none differs
     {"serve": FILE, "into": LOG} {}, after it served the file's requests and wrote their log
 
 The first output line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. The

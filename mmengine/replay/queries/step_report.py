@@ -154,7 +154,8 @@ def _budgets(step: Step) -> dict[str, Budget]:
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
     """Return the time of the log's first record, and the fields of StepReport that describe the outcome.
 
-    If a step fails, the later steps in flight fail too, so an earlier step's FAILED may be the outcome.
+    A failed step also ends the later steps in flight. The outcome may therefore be the FAILED event for an
+    earlier step.
     """
     began, dispatched = -1, False
     for record in CheckedLog(folder):

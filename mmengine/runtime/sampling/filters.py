@@ -2,9 +2,9 @@
 another.
 
 The functions take float32 logits [r, vocab_size] and one parameter for each row [r, 1]. They return logits
-with -inf for filtered tokens. Tokens with equal logits are either all kept or all filtered. The order in
-which a sort puts equal logits therefore does not matter. A filter may therefore keep more than k tokens, or
-more probability mass than p.
+with -inf for filtered tokens. Tokens with equal logits are either all kept or all filtered. The result
+therefore does not depend on how a sort orders equal logits. If logits are equal, a filter may keep more than
+k tokens, or more probability mass than p.
 """
 
 import torch

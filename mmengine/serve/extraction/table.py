@@ -98,8 +98,8 @@ def plain_text(text: str) -> str:
 
 
 def cells_of(result: Result, columns: Columns) -> dict[str, JsonValue]:
-    """Return a row's cells by column: HEAD, the values, OTHER, and the values' probabilities. An array or an
-    object has the lowest probability among its fields.
+    """Return a row's cells by column: HEAD, the values, OTHER (values that the schema does not name), and the
+    probabilities. The probability for an array or an object is the lowest probability among its fields.
     """
     flat = columns.flatten(result.value)
     other = flat.get(OTHER)

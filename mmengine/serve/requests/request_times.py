@@ -117,7 +117,9 @@ class RequestTimes:
             self._preparation.add(prepared_s)
 
     def saw_step(self, outputs: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
-        """Record new outputs, newly admitted requests, and the token count scheduled since the last call."""
+        """Record new outputs, newly admitted requests, and the number of tokens scheduled since the last
+        call.
+        """
         now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)

@@ -46,12 +46,12 @@ class HostedMedia:
     """Implements MediaSettings with the processor of the model in `folder`.
 
     `image`, `video`: an item's placeholder in a prompt; "" if the model does not support the modality.
-    `image_prompt`, `video_prompt`: a prompt with one item for the processor. `no_video`: why the model takes
-    no videos. `video_template`: the chat template that the processor prefers for messages with videos, or "".
-    `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: maximum number of videos in
-    a prompt; 0: no limit. With a limit for videos, a prompt has either images or videos. `embeds`: the tokens
-    that an item's embeddings replace. `indicators`: the tokens whose embeddings are constants of the model.
-    `identity`: the processor's digest.
+    `image_prompt`, `video_prompt`: the prompt that the processor gets with an image or a video. `no_video`:
+    why the model takes no videos. `video_template`: the chat template that the processor prefers for messages
+    with videos, or "". `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: maximum
+    number of videos in a prompt; 0: no limit. With a limit for videos, a prompt has either images or videos.
+    `embeds`: the tokens that an item's embeddings replace. `indicators`: the tokens whose embeddings are
+    constants of the model. `identity`: the processor's digest.
     """
 
     folder: str

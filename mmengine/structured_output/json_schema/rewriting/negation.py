@@ -1,9 +1,10 @@
 """Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
 `A and not B` is computed directly, because the complement of B alone often needs infinitely many
-alternatives. A makes many alternatives unnecessary. A key that A forbids needs no alternative. A part (an
-item or a property) needs none if A's schema for the part implies B's. If no value of an item satisfies both A
-and B, every list with this item violates B, and later items need none.
+alternatives. Many alternatives are unnecessary because A already restricts the values. A key that A forbids
+needs no alternative. A part (an item or a property) needs none if A's schema for the part implies B's. If no
+value of an item satisfies both A and B, every list with this item violates B, and later items need no
+alternatives.
 
 Values that cannot be expressed become a blocked constraint; a schema that uses this constraint is refused.
 OMITTED_ALTERNATIVES describes the alternatives that are left out because few authors intend them.
@@ -38,13 +39,13 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of multiples between two limits that are excluded one by one.
-MAX_PLACES = 16  # Maximum number of items after a list's prefix that are tried as the item that violates B.
+MAX_PLACES = 16  # Maximum number of items after a list's prefix that get an alternative.
 OMITTED_ALTERNATIVES = (
     f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
     "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
     "constraint has no complement (such as the type integer)"
 )
-# Maximum number of optional properties of an object in which an unnamed key violates B. Each subset of the
+# Maximum number of optional properties, if a key that neither shape names violates B. Each subset of the
 # optional properties becomes an alternative.
 MAX_OPTIONAL = 5
 

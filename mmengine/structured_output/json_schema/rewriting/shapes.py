@@ -210,8 +210,8 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy an alternative in `choice`. The alternatives do not
-        evaluate properties or items in the sense of unevaluatedProperties and unevaluatedItems.
+        """Return a conjunction for values that satisfy an alternative in `choice`. For unevaluatedProperties
+        and unevaluatedItems, the alternatives evaluate no properties and no items.
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
         self.unions[made] = choice
