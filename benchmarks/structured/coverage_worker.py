@@ -23,7 +23,7 @@ class Found:
     """A case's verdict. "over": a valid text was refused. "under": an invalid text was accepted. `why` is the
     reason for a verdict other than "exact". `reordered` is the number of valid texts that were refused in
     their original key order. `compile_s` is the time to compile the schema, and `masks_s` has the time for
-    each mask. Both are measured with a vocabulary, for the first valid instance.
+    each mask. Both times are measured with a tokenizer's vocabulary, for the first valid instance.
     """
 
     verdict: str

@@ -81,7 +81,9 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether the shard is answered and no process writes to it. True is final, and cached."""
+        """Whether the shard is answered and no process writes to it. An answered shard stays answered, so the
+        result True is cached.
+        """
         log = self.log_of(shard)
         if shard in self._answered:
             return True

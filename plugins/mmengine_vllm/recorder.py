@@ -1,7 +1,7 @@
 """Records the calls of vLLM's scheduler, and tracks requests' rows and steps in flight. Does not import vLLM.
 
-Every method takes the arguments or the result of a public scheduler method, and appends entries. A step with
-the same rows as the previous step creates no object per row.
+Every method takes the arguments or the result of a public scheduler method, and appends the entries that
+entries.py defines. A step with the same rows as the previous step creates no object per row.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ class UnknownCall(Exception):
 
 
 class Recorder:
-    """Collects entries about one scheduler.
+    """Collects entries (see entries.py) about one scheduler.
 
     `group`: the KV group whose blocks are recorded. `groups`: if not empty, several KV groups to record
     instead, in the order of the log's block groups. `counts_blocks`: whether entries contain each row's
@@ -366,8 +366,8 @@ class Recorder:
 
 
 def _place_of(name: str, row: int, step: Step) -> int:
-    """Return a request's index in a step. `row`: the request's row, or NO_ROW if the request lost the row
-    since.
+    """Return a request's index in a step. `row`: the request's row, or NO_ROW if the request has lost its row
+    since the step.
     """
     place = find_row(step.rows, row)
     return place if place >= 0 and step.ids[place] == name else step.ids.index(name)

@@ -101,8 +101,8 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest allowed token's bytes if they begin with every other allowed token, otherwise
-        b"". `words`: the mask of allowed tokens.
+        """Return the longest allowed token's bytes if all other allowed tokens are prefixes, otherwise b"".
+        `words`: the mask of allowed tokens.
         """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
@@ -246,7 +246,9 @@ class XMatcher:
         return not self._error and self._inner.is_completed()
 
     def is_stopped(self) -> bool:
-        """Return whether no token may follow. Computes a mask, because xgrammar has no such function."""
+        """Return whether no token may follow. Computes a mask, because xgrammar has no function for this
+        test.
+        """
         if not self._may_follow():
             return True
         if not self._inner.is_completed():

@@ -9,7 +9,7 @@ from tests.llama.forms import CASES
 from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
-MAX_TOKENS = 256  # Enough: the schemas limit the length of strings.
+MAX_TOKENS = 256  # The schemas limit strings, so no form needs more tokens.
 # With few rows, most requests begin after other answers have ended. The suffix drafter copies drafts from
 # these answers.
 ROWS = 8
@@ -31,8 +31,8 @@ def filled(engine):
 
 
 def same(said, stated):
-    """Return whether the answer has the stated values. Case and properties without a stated value are
-    ignored.
+    """Return whether the answer has the stated values. Ignores upper and lower case, and properties without a
+    stated value.
     """
     return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
 

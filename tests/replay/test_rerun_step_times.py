@@ -143,7 +143,9 @@ def test_a_request_may_arrive_in_the_time_by_which_it_delays_a_step(monkeypatch)
 
 
 def test_delays_are_not_longer_because_long_steps_get_arrivals(monkeypatch):
-    """Random arrivals occur more often in long steps. The log's delays already contain this bias."""
+    """Random arrivals fall into long steps more often, in the log and in the simulation. The simulation must
+    not count this effect twice.
+    """
     rng, steps, now, arrivals = np.random.default_rng(6), [], 0, []
     next_ns = 0
     for _ in range(6000):
@@ -213,8 +215,8 @@ def test_slow_episodes_stay_episodes(length):
 
 
 def test_the_slowness_is_the_logs_at_this_time():
-    """Times fitted to every second slice, as in the calibration, add up to the log's total with any seed. A
-    slow episode is neither repeated nor left out.
+    """As in the calibration, the times are fitted to every second slice. With any seed, the drawn times add
+    up to the log's total. A slow episode is neither repeated nor left out.
     """
     steps = episodes_of(np.random.default_rng(4), 8400, 600)
     half = [step for number, step in enumerate(steps) if number // 70 % 2]

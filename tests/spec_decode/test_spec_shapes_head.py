@@ -72,7 +72,7 @@ def served(request, trained, tmp_path_factory):
 
 def chain(served, sample, row, count):
     """Return the logits of `count` drafts that begin at position `row`. For each draft, the engine's head
-    runs over all inputs.
+    runs again over all inputs, without a KV cache.
     """
     hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]

@@ -180,7 +180,8 @@ def drive(
     cls, seed, *, steps=300, overlaps=False, drafts=0, method="", window=0, images=False, grammars=False,
     loras=0, hash_block_size=0, **settings,
 ):  # fmt: skip
-    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, with too few blocks.
+    """Run a scheduler of class `cls` on random requests. Requests share prefixes, some requests are aborted,
+    and the pool has too few blocks for all requests.
 
     `drafts`: the maximum number of drafts per row, from n-grams or from `method`. `window`,
     `hash_block_size`: as in `make_scheduler`. `images`: whether requests have up to two of eight images.

@@ -63,9 +63,8 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # The cost of attention for a patch in a layer. With `even_patches` patches in a frame, attention
-        # takes as much time as all other operations. The unit is the time for a multiply-add in a linear
-        # layer.
+        # The attention cost per patch and layer, in units as long as a multiply-add in a linear layer. With
+        # `even_patches` patches in a frame, attention takes as much time as all other operations.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0

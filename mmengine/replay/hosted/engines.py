@@ -61,7 +61,7 @@ class HostEngine(Protocol):
         """Close an open step without rows, which has no result."""
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call would schedule; none while a step is in flight."""
+        """Return the requests that the next call would schedule, or no requests while a step is in flight."""
 
     def stalled(self) -> str:
         """Return the `no_progress` message if requests could run, KV blocks are free, and no step is in

@@ -97,9 +97,9 @@ class Playback:
     """An engine that gets its observations from a script.
 
     With `timer`, observations are due at their time on the executor's clock, and this clock also measures
-    deadlines. Without `timer`, observations are due and deadlines pass at their steps in the log. `see` gets
-    each event before the event is applied. A playback has no block store, so this engine computes the blocks
-    that the log's engine fetched.
+    deadlines. Without `timer`, the log's step numbers determine when observations are due and when deadlines
+    pass. `see` gets each event before the event is applied. A playback has no block store, so this engine
+    computes the blocks that the log's engine fetched.
     """
 
     def __init__(

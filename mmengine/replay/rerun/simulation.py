@@ -22,7 +22,8 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-TOGETHER_NS = 1_000_000  # A step's records within this time reached the scheduler together.
+# Maximum time between a step's consecutive records that reached the scheduler together.
+TOGETHER_NS = 1_000_000
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 

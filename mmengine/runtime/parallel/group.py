@@ -183,7 +183,7 @@ class StepGroup:
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
-        """Return rank 0's `features`. On other ranks they overwrite the argument."""
+        """Return rank 0's `features`. On other ranks, rank 0's features overwrite the argument."""
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return the sampling positions. `rows` [s]: each position's row. `num_known` [s]: how many tokens
-        each row has before it samples.
+        """Return the sampling positions. `rows` [s]: each position's row. `num_known` [s]: the number of
+        tokens in the row before each sampled token.
         """
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))

@@ -52,8 +52,9 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # Calls accept a tokenizer, which transformers uses for stop strings. The constructor refuses a
-            # tokenizer, which in transformers replaces the model's tokenizer.
+            # In transformers, a call's tokenizer serves only stop strings, so calls accept this keyword. A
+            # constructor's tokenizer replaces the model's tokenizer there, so the constructor refuses this
+            # keyword.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")

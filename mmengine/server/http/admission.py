@@ -39,7 +39,8 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
-        # Why the log cannot be written, or "". With a reason, running calls cannot continue.
+        # The reason why the log cannot be written, or "". While there is a reason, running calls cannot
+        # continue.
         self._stuck = ""
         self._tasks: set[asyncio.Task[object]] = set()  # The admitted calls' tasks.
 
@@ -116,8 +117,8 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
-        """Return the error for a call that an unwritable log ends, or None if the log is writable or the
-        server shuts down. `can_reattach`: whether a later call may get the answer.
+        """Return the error for a call that ends because the log cannot be written. Returns None if the log is
+        writable or the server shuts down. `can_reattach`: whether a later call may get the answer.
         """
         if not self._stuck or self.is_draining:
             return None

@@ -67,8 +67,8 @@ def draw_text(rng: random.Random, stage: Stage) -> str:
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# The first stage has only images with a side of 96 pixels, in which a visual token is exactly a cell in the
-# scene's 3x3 grid. In the second stage, half of the images have other sizes.
+# The first stage has only images with a side of 96 pixels, in which each visual token covers exactly a cell
+# in the scene's 3x3 grid. In the second stage, half of the images have other sizes.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),

@@ -118,7 +118,7 @@ def _one(modality: str) -> str:
 
 def _open_video(processor: Any, embeds: list[str]) -> tuple[str, str, str]:
     """Return a video's placeholder text, the prompt text for one video, and the reason why the model takes no
-    videos. The reason is "" for a model with videos. With a reason, the placeholder and the prompt text are
+    videos. The reason is "" for a model that takes videos. Otherwise the placeholder and the prompt text are
     "".
     """
     if getattr(processor, "video_processor", None) is None:

@@ -97,7 +97,9 @@ class Enforceability:
         return found
 
     def _users(self) -> dict[int, list[tuple[int, str]]]:
-        """Return, for each place, (user, keyword) pairs. The user's keyword leads to the place."""
+        """Return the pairs (user, keyword) for each place. A user is a place whose keyword leads to this
+        place.
+        """
         users: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for place, node in enumerate(self.document.nodes):
             for names, child in node.children.items():
