@@ -46,7 +46,7 @@ class Section(enum.StrEnum):
     EMBEDDED = "embedded"  # mixed requests and decoding, embedded checkpoint, float32
     HALF_BILLION = "half_billion"  # decoding and prefill, random weights, bfloat16
     ENCODER = "encoder"  # many questions about one image
-    SHARE = "share"  # time of a step outside the model's forward
+    SHARE = "share"  # a step's time outside the model's forward pass
 
 
 def main(

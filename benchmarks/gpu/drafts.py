@@ -1,4 +1,4 @@
-"""Compare drafts, KV and time with and without a draft head's CUDA graphs."""
+"""Compare a draft head with and without CUDA graphs: its drafts, KV and time."""
 
 import time
 from dataclasses import replace
@@ -34,7 +34,7 @@ REPEATS = 30
 
 
 def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHead:
-    """Return a draft head with one layer of the model's width, its own embedding and a small draft
+    """Return a draft head with one layer as wide as the model, a separate embedding and a small draft
     vocabulary.
     """
     c, where = shape.text, torch.device(device)
@@ -97,7 +97,7 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """Return how many bytes a pass reads. A pass reads each matrix once."""
+    """Return how many bytes a draft head's pass reads. The pass reads each matrix once."""
     c = shape.text
     twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
     return BYTES * (layer_weights(c) + twice + min(DRAFT_VOCAB, c.vocab_size // 2) * c.hidden_size)

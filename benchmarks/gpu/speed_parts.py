@@ -100,7 +100,7 @@ def prompts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure decode of 64 rows and a long prompt with batch_invariant."""
+    """With batch_invariant, measure a decode step with 64 rows, and the prefill for a long prompt."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     try:
         network = random_model(shape, tell.device, torch.bfloat16, batch_invariant=True)

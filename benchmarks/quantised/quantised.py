@@ -211,8 +211,8 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
 
 def _names(form: str, shape: Shape) -> list[str]:
-    """Return an engine name for the format. An integer format also gets an engine with int8 activations,
-    except for the 2 B model, because memory does not suffice.
+    """Return the names of the format's engines. For an integer format, a second engine rounds activations to
+    int8. The 2 B model has no second engine, because memory does not suffice.
     """
     return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 
@@ -233,7 +233,7 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Return the weight bytes that the layers and the head read per row, after quantisation at loading."""
+    """Return the layers' and the head's weight bytes in memory. A step with one row reads each byte once."""
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
     heads = config.num_heads + 2 * config.num_kv_heads

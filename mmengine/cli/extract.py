@@ -222,8 +222,8 @@ def _run(
 
 
 def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFolder") -> None:
-    """Write the boxes in the answers, in picture coordinates, to the work folder. Print a warning if the
-    model's box unit is unknown.
+    """Convert the answers' boxes to picture coordinates, and write them to the work folder. Print a warning
+    if the model's box unit is unknown.
     """
     from mmengine.serve.extraction.boxes import write_boxes  # Lazy: torch
 

@@ -21,7 +21,7 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """The sessions of one engine's loop. Not thread-safe.
+    """The sessions of an EngineCore. Not thread-safe.
 
     `accepted`: checks a request and returns its QUEUED event. Raises the errors of `EngineCore.submit`.
     """
@@ -116,7 +116,7 @@ class SessionManager(Observer):
             self._expect(session_id, session.idle_ns)
 
     def hold_sessions_of(self, other: "SessionManager") -> None:
-        """Hold all sessions that `other` holds. Called when this loop replaces the other loop."""
+        """Hold all sessions that `other` holds. Called when this engine core replaces the other core."""
         for session_id in other._held.elements():
             self.hold(session_id)
 

@@ -38,11 +38,12 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the number that `embeds_of` adds to the sum over `encode` for a part of a media item.
+    """Return how many embeddings `embeds_of` adds to the embeddings in `plan.encode` for a part of a media
+    item.
 
-    An item is in `encode` only in the step with its last part. For an earlier part, the result is the part's
-    embeddings. For the last part, the sum contains the whole item, so the result is minus the earlier parts'
-    embeddings.
+    An item is in `plan.encode` only in the step with its last part. For an earlier part, the result is the
+    part's embeddings. For the last part, `plan.encode` contains the whole item, so the result subtracts the
+    earlier parts' embeddings.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share
@@ -62,7 +63,8 @@ class TimedExecutor:
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time in ns)
-        # times at which the device becomes idle, and at which the last result was collected
+        # the time at which the device becomes idle, and the time from which the next result's host time
+        # counts
         self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 

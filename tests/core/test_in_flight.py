@@ -158,8 +158,8 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 @pytest.mark.long
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
-    """Steps with drafting do not overlap, so each such step also takes the engine's time between steps
-    (`host_ns`).
+    """Steps with drafting do not overlap, so the engine's time between steps (`host_ns`) makes each such step
+    longer.
     """
 
     class Idle(SimulatedExecutor):

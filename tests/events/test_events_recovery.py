@@ -130,7 +130,7 @@ def test_a_word_that_is_no_mode(log):
 
 
 def go_on(folder, mode="tail", **options):
-    """Continue with records 100 and 101, and return the recovery."""
+    """Continue the log with the records 100 and 101. Return the writer's recovery report."""
     writer = LogWriter(folder, reopen=mode, **options)
     for number in (100, 101):
         writer.append(ev.Failed(f"number {number}"), 0, 0)

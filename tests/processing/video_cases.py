@@ -14,7 +14,7 @@ class VideoCase:
     fps: float | None = None  # Frame rate of the source; None: unknown.
     # Options that transformers' processor and ours share.
     options: dict[str, Any] = field(default_factory=dict)
-    # If the caller sampled the frames: their indices in the source. Requires the option
+    # The frames' indices in the source video, if the caller sampled the frames. Requires the option
     # do_sample_frames=False.
     indices: tuple[int, ...] | None = None
     size: tuple[int, int] | None = None  # Minimum and maximum pixels of the whole video.

@@ -103,7 +103,7 @@ def _check(source, to, non_blocking):
 
 @contextmanager
 def nothing_to_wait_for():
-    """Return a context in which GPU tensors compute nothing, and waiting for a GPU tensor raises an error."""
+    """Return a context in which an operation that would wait for the GPU raises an error."""
     try:
         with _NoMaking(), _NoWaiting():
             yield

@@ -1,4 +1,6 @@
-"""Tests that lazy masks (computed only for refused tokens) give the same tokens as masks before sampling."""
+"""Tests lazy masks, which are computed only for refused tokens. Masks that are applied before sampling must
+give the same tokens.
+"""
 
 import numpy as np
 import pytest

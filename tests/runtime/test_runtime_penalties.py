@@ -1,5 +1,5 @@
-"""Tests penalties. A CPU penalises only a row's listed distinct tokens, and a GPU penalises the whole
-vocabulary. The results must be equal bit by bit.
+"""Tests penalties. On a CPU, only the distinct tokens in a row's list are penalised. On a GPU, the whole
+vocabulary is penalised. The results must be equal bit by bit.
 """
 
 import numpy as np

@@ -114,7 +114,7 @@ def test_an_aborted_request_leaves_no_features_and_no_reads(client_of, at):
     store.gate.set()
     until(lambda: told)
     assert [(event.request_id, len(event.items)) for event in told] == [("r4", 1)]
-    # The last request is read. With "get", the first request's read had begun before the abort.
+    # The last request's features are read. With "get", the read for the first request began before the abort.
     assert store.num_read == (2 if at == "get" else 1)
     client.forget("r4")
     assert client._features._bytes == 0 and not client._features._came

@@ -1,10 +1,10 @@
 """Schedules the encoding of large media items. A large item exceeds the encoder work that one step may do, so
 it is encoded in parts over several steps. Only one item is encoded at a time.
 
-A step decides on a part last, after all rows that compute tokens. Only an item that blocks a request is
-encoded in parts. An item blocks a running request whose next token needs the item, or a waiting request whose
-first chunk needs the item. The last part puts the item's features into the encoder cache. The request
-continues in the next step.
+The scheduler decides on a part at the end of a step, after all rows that compute tokens. Only an item that
+blocks a request is encoded in parts. An item blocks a running request whose next token needs the item, or a
+waiting request whose first chunk needs the item. The last part puts the item's features into the encoder
+cache. The request continues in the next step.
 """
 
 from mmengine.core.decide.admission import Admission, MayStart

@@ -18,7 +18,8 @@ class FetchLimits:
     `hosts`: host names; a leading `*.` stands for all names below a domain. None: every host. (): no URLs are
     fetched. `root`: the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: limit per
     URL, including redirects. `max_bytes`: limit per item. `max_bytes_in_flight`: total limit for items that
-    are fetched and not yet prepared. A prompt may use half the limit. Raises ConfigError.
+    are fetched and not yet prepared. A prompt may use half this limit, or `max_bytes` if that is more. Raises
+    ConfigError.
     """
 
     hosts: tuple[str, ...] | None = None

@@ -91,6 +91,6 @@ class PromptFetch:
                 raise AttemptOver(GIVEN_UP)
 
     def release(self) -> None:
-        """Release the results. A running `wait` stops. A second call does nothing."""
+        """Release the results. A running `wait` raises AttemptOver. A second call does nothing."""
         self._given_up = True
         self._release(self)

@@ -27,7 +27,7 @@ _OTHERS = "mpeg,mpegts"  # Formats whose files begin without a magic number.
 # FFmpeg's own index to 128 KiB for each stream.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
 MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with sound have three million.
-MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
+MAX_PACKETS = 2**20  # Maximum packets in the video stream: nearly ten hours at 30 frames per second.
 MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
 MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: MAX_DECODED_FRAMES frames at 1920 x 1080.
@@ -248,7 +248,9 @@ class VideoFile:
 
 
 class _Order:
-    """Counts the packets in all streams, and the keyframes that are earlier than the previous keyframe."""
+    """Counts the packets in all streams, and the keyframes whose time is before the preceding keyframe's
+    time.
+    """
 
     def __init__(self, where: str) -> None:
         self._where, self._packets, self._backward = where, 0, 0

@@ -49,7 +49,9 @@ class Rules:
         self._scheduler = scheduler_of(view.config)
 
     def decision(self) -> Expected:
-        """Return the scheduler's next decision on the current state, or None if the step is complete."""
+        """Return the scheduler's next decision on the current state. The event is None if the step is
+        complete.
+        """
         if not self._applies:
             return UNKNOWN
         try:
@@ -59,8 +61,8 @@ class Rules:
             return UNKNOWN
 
     def end_of(self, request_id: str) -> Expected:
-        """Return the event by which the rules, between steps, end (FINISHED) or preempt (PREEMPTED) the
-        request. The event is None if the request continues.
+        """Return the event with which the rules end or preempt the request between two steps: FINISHED or
+        PREEMPTED. The event is None if the request continues.
         """
         if not self._applies:
             return UNKNOWN
@@ -95,8 +97,8 @@ class Rules:
         """
         view, policy = self._view, self._view.config.policy
         expected = found.event
-        # A vLLM log has all preemptions before the scheduled rows, although vLLM decides row by row. So the
-        # rules may schedule rows here.
+        # vLLM decides row by row, but a vLLM log records all preemptions before the scheduled rows. At such a
+        # preemption, the rules may therefore schedule rows.
         is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
         if not found.is_known or is_early:
             return f" The victim: {self._place(logged.row)}.", {}

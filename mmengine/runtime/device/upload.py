@@ -53,7 +53,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the start of `target`, without an allocation. Returns the written part."""
+    """Write `array` to the start of `target`, without a device allocation. Returns the written part."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()

@@ -1,8 +1,8 @@
 """Samples tokens on a GPU, with the same results as filters.py and gumbel.py. Not yet run on a GPU.
 
-The filters become a lower bound for a row's logits. A row's token must not depend on its batch. Therefore the
-kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and torch's softmax
-depends on the batch's largest top_k. No function waits for the device.
+The filters top-k, top-p and min-p become a single lower bound for each row's logits. A row's token must not
+depend on its batch. Therefore the kernels sum probabilities themselves: torch's cumsum depends on the number
+of rows, and torch's softmax depends on the batch's largest top_k. No function waits for the device.
 """
 
 from types import ModuleType

@@ -24,7 +24,7 @@ CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV p
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
 STATE_SHARE = 0.125  # maximum share of free memory for the default number of state slots
-GROWTH = 1.5  # memory factor: while a CPU's encoder cache doubles, the old buffer, half as large, also exists
+GROWTH = 1.5  # a growing CPU encoder cache needs its new buffer and the old buffer, which is half as large
 
 
 def resolve(

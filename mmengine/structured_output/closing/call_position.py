@@ -19,8 +19,8 @@ class CallSyntax(NamedTuple):
     """The syntax for tool calls in a grammar's texts.
 
     `has_answer`: whether an answer without calls is JSON. `is_xml`: whether calls have the xml syntax.
-    `think_end`: the string that ends the reasoning; empty if there is no reasoning. `heads`: each tool's text
-    that begins a call.
+    `think_end`: the string that ends the reasoning; empty if there is no reasoning. `heads`: for each tool,
+    the text with which a call begins.
     """
 
     has_answer: bool
@@ -52,7 +52,7 @@ class CallSyntax(NamedTuple):
         return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether `place` is in free text outside of calls, which may end anywhere."""
+        """Return whether `place` is in free text outside calls. Such a text may end at any position."""
         return place.call is None and not self.has_answer
 
     def ends(self, place: Position) -> Sequence[bytes]:
