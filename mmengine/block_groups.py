@@ -48,7 +48,8 @@ def groups_problem(groups: Sequence[BlockGroup]) -> str | None:
 
 
 def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, longest_chunk: int) -> int:
-    """Return the maximum number of blocks, over all groups, for a request with `num_tokens` tokens.
+    """Return the maximum number of blocks that a request with `num_tokens` tokens needs, summed over all
+    groups.
 
     `longest_chunk`: maximum number of tokens that a step computes for one request. In a group with a window,
     the request needs blocks for this chunk and for the window before the chunk.
@@ -67,7 +68,8 @@ def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:
     """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks. If all
-    groups have a window, requests free their old blocks, so the result is at most MAX_LENGTH.
+    groups have a window, requests free their old blocks. Blocks then set no limit, so MAX_LENGTH is the
+    limit.
 
     `num_blocks` does not count the dummy block, which no request uses.
     """

@@ -54,7 +54,9 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
         return self.block_groups[0].window if len(self.block_groups) == 1 and not self.compat else 0
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Return the maximum number of blocks, over all groups, for a request with `num_tokens` tokens."""
+        """Return the maximum number of blocks that a request with `num_tokens` tokens needs, summed over all
+        groups.
+        """
         return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)
 
     def longest_row(self, num_blocks: int) -> int:

@@ -32,7 +32,7 @@ from mmengine.checkpoint.tensors import TensorEntry, tensor_error
 Layout = Literal["compressed-tensors", "modelopt"]
 BYTES = "U8"
 STORED_BYTES = {BYTES: 1}
-GROUP = 16  # Values that share a scale in NVFP4.
+GROUP = 16  # Number of values that share a scale in NVFP4.
 PIECE_ROWS = 16  # Rows are decoded in multiples of this number.
 PIECE_VALUES = 2**22  # Approximate maximum number of values in a decoded piece.
 # Values of `format` in compressed-tensors folders whose matrices may be FP8, NVFP4 or unquantised.

@@ -84,7 +84,7 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
 
     slots: np.ndarray  # int32 [n], the slot of each row's state
     # int32 [m, 2], (source slot, destination slot) for each admitted row. The states are copied in this order
-    # before the forward pass. If the source is NO_STATE, the destination is set to zero.
+    # before the forward pass. If the source is -1 (NO_STATE), the destination is set to zero.
     begins: np.ndarray
     # int32 [k, 3], (index among the rows, token count, slot). The row's state after this many tokens is
     # copied to the slot. The count includes no drafts.

@@ -29,7 +29,8 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     if not kinds:
         return ()
     if not full:
-        # A block's content id covers the previous block, so the window must reach into the previous block.
+        # A block's content id depends on the previous block. With a window of 1, queries never see a previous
+        # block, so the model gets no groups.
         longest, layers = max(kinds), sum(kinds.values(), [])
         return (BlockGroup(longest, tuple(sorted(layers))),) if longest > 1 else ()
     size = len(full)

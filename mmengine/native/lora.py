@@ -129,8 +129,8 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add the adapter's product for its first linear layer to y [m, n], for all rows of x [m, k]. The values
-    in each row must be contiguous. Raises MemoryError.
+    """Multiply x [m, k] by the adapter's matrices for the first linear layer, and add the result to y [m, n].
+    The values in each row must be contiguous. Raises MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
     failed = declare_functions(library).mm_lora_add(

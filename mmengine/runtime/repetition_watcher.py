@@ -22,7 +22,7 @@ class RepetitionWatcher:
         self._matches = np.zeros((max_rows, 0), np.int32)
         self._needed = np.zeros(
             (max_rows, 0), np.int32
-        )  # [rows, P], matches that end an answer; 0: period not checked
+        )  # [rows, P], number of matches at which an answer ends; 0: the period is not checked
         self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
         self.has_repeated = np.zeros(max_rows, bool)  # whether the answer had a repetition at admission
 

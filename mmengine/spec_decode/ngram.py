@@ -55,7 +55,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # If the text ends before the last draft, the tokens after the match are repeated.
+        # If fewer tokens than drafts follow the match, the drafts repeat these tokens.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)

@@ -31,8 +31,8 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return a prompt's positions. Raises InvalidRequest unless an item has an embedding run for each
-        tile, and all runs have the same length.
+        """Return a prompt's positions. Each item must have an embedding run for each tile, and all runs in an
+        item must have the same length. Otherwise raises InvalidRequest.
         """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:

@@ -55,8 +55,8 @@ class PseudoIds:
         return int(self.sums[row]), int(self.lengths[row])
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-        """Append `tokens[i]` to row `order[i]` (intp, distinct; default `rows`). Return the sums for `ids` in
-        the order of `rows`, uint64 [n].
+        """Append `tokens[i]` to row `order[i]` (intp, distinct; default `rows`). Return the rows' sums (the
+        argument for `ids`) in the order of `rows`, uint64 [n].
         """
         written = rows if order is None else order
         sums = tokens.view(np.uint64) + _ONES  # faster than adding a scalar

@@ -45,7 +45,7 @@ _KEYWORDS = {
 def schema_ebnf(text: str, most_digits: int = 0) -> str:
     """Write a normalized schema as EBNF. Raises SchemaRefused if the schema cannot be enforced exactly.
 
-    `most_digits`: maximum number of digits if a bound is missing (see Range); 0: no maximum.
+    `most_digits`: maximum number of digits in a number without a minimum or without a maximum; 0: no limit.
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})

@@ -21,8 +21,8 @@ QUESTIONS = ("What is a triangle?", "Count from one to ten.", "Name the colours.
 
 @dataclass
 class Felt:
-    """Measurements. `gaps`: seconds between a normal stream's outputs. `most_bytes`: peak memory, with the
-    decoder processes.
+    """Measurements. `gaps`: seconds between a normal stream's outputs. `most_bytes`: peak memory, including
+    the decoder processes' memory.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ async def _hostile(engine: AsyncEngine, rng: random.Random, seeds: list[int], fe
             end = type(error).__name__
             if "the engine stopped" in str(error) or "its decoder failed" in str(error):
                 felt.bugs.append(f"{seed} {kind}: {error}")
-        except Exception as error:  # an error that is not ours
+        except Exception as error:  # mmengine must raise only MMEngineError
             end = "bug"
             felt.bugs.append(f"{seed} {kind}: {type(error).__name__}: {error}")
         felt.outcomes[kind, end] += 1
@@ -111,7 +111,7 @@ async def attack(engine: AsyncEngine, seeds: list[int]) -> Felt:
     warm_up()
     waiting = seeds[::-1]
     honest = [asyncio.create_task(_honest(engine, number, felt)) for number in range(HONEST)]
-    while len(felt.gaps) < 10 * HONEST:  # until all have begun
+    while len(felt.gaps) < 10 * HONEST:  # until the normal streams run
         await asyncio.sleep(0.02)
     felt.gaps.clear()
     watch = asyncio.create_task(_watch(felt))

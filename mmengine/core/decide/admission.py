@@ -233,8 +233,8 @@ def blocks_for(view: View, num_tokens: int) -> int:
 
 
 def blocks_held(view: View, start: Start, length: int) -> int:
-    """Return how many blocks, in all groups, a row holds if it begins with `start` and computes `length`
-    tokens.
+    """Return how many blocks a row holds, summed over all groups, if the row begins with `start` and computes
+    `length` tokens.
     """
     count = blocks_for(view, start.num_computed + length)
     if view.num_groups == 1:
@@ -243,7 +243,7 @@ def blocks_held(view: View, start: Start, length: int) -> int:
 
 
 def most_blocks(view: View, num_tokens: int) -> int:
-    """Return the maximum number of blocks, in all groups, for a row with `num_tokens` tokens."""
+    """Return how many blocks a row with `num_tokens` tokens needs at most, summed over all groups."""
     return view.config.most_blocks(num_tokens) if view.config.block_groups else blocks_for(view, num_tokens)
 
 

@@ -222,8 +222,8 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # If `forget` ran before this thread read the features, they must be forgotten again. A new
-            # request with the same id loses nothing, because this thread reads the new request's features
+            # If `forget` ran before this thread read the features, only this thread can drop the features. A
+            # new request with the same id loses nothing, because this thread reads the new request's features
             # later.
             self._features.forget(name)
 

@@ -1,6 +1,6 @@
 """Stores live requests' images and videos beside the log, so that a restarted engine can resume the requests.
 
-    MEDIA_FOLDER/<hex of mm_hash>.media
+    <log folder>/media/<hex of mm_hash>.media
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
     crc32 u32 of meta and data | meta (msgpack) | data
 

@@ -19,8 +19,8 @@ POOLED_ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 class PooledLines(NamedTuple):
-    """Parses and computes lines. Each line gets at least the value `priority` as its priority. Smaller values
-    are scheduled first.
+    """Parses and computes lines. Smaller priority values are scheduled first. A line with a value below
+    `priority` gets the value `priority`.
     """
 
     engine: ServedEngine

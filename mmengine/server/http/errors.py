@@ -21,7 +21,7 @@ _ESCAPES = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _STOPPED = "the engine failed, and the server's log says why; try again later"
-_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors on all routes may name.
+_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that any route's errors may name.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 

@@ -27,8 +27,8 @@ ANSWERS = (400, 404, 409, 422, 504, *READS)  # Error statuses of a route that cr
 class Stream(NamedTuple):
     """A route's server-sent events.
 
-    `events`: the structs that `data` may contain. `done`: the last event's text. If `done` is "", each event
-    is named after its struct's tag.
+    `events`: the structs that an event's data may contain. `done`: the last event's text. If `done` is "",
+    each event is named after its struct's tag.
     """
 
     events: tuple[Body, ...]

@@ -21,7 +21,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """The `RequestReaders` members that counting needs."""
+    """The members of RequestReaders (answers/request_readers.py) that counting needs."""
 
     messages: MessagesReader
     parser_threads: ParserThreads

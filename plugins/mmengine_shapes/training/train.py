@@ -132,7 +132,7 @@ def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: in
 
 
 def run_phase(folder: pathlib.Path, model: Qwen3VLForConditionalGeneration, phase: Phase, seed: int) -> None:
-    """Run one phase. Print means every 50 steps, and save every 300 steps."""
+    """Run one phase. Every 50 steps, print the mean losses and the mean accuracy. Save every 300 steps."""
     trainer = Trainer(model, seed, phase.rate)
     packer = Packer(checkpoint_path(), random.Random(f"train {seed}"))
     step, began = 0, time.time()

@@ -1,5 +1,5 @@
-"""Resolves a $dynamicRef to a $dynamicAnchor in the outermost resource on the evaluation path with this
-anchor.
+"""Resolves a $dynamicRef to a $dynamicAnchor. If several resources on the evaluation path have this anchor,
+the outermost resource is used.
 
 An evaluation path begins at the root and follows subschemas and references. If all paths to the $dynamicRef
 have the same outermost resource, the target is unique, and the keyword is treated like a `$ref`. Otherwise

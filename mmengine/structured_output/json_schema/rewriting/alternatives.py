@@ -14,7 +14,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 from mmengine.structured_output.json_schema.work import comparisons_of
 
 Choice = list[Conjunction]
-MAX_BRANCHES = 6  # Maximum number of anyOf branches for a list of all combinations.
+MAX_BRANCHES = 6  # Maximum number of anyOf branches if all combinations are listed.
 # Maximum number of shapes in a oneOf. The limit bounds the time to compare the shapes pairwise.
 MAX_PAIRS = 512
 
