@@ -34,7 +34,9 @@ class Rounds:
     def run(
         self, variants: Mapping[str, Callable[[], Any]], rounds: int, tick: Callable[[], None]
     ) -> "Rounds":
-        """Run every variant once per round. Every second round has the reverse order."""
+        """Run every variant once per round. Every second round has the reverse order. `tick` is called
+        after each sample.
+        """
         for number in range(rounds):
             for name in list(variants)[:: -1 if number % 2 else 1]:
                 gc.collect()  # Otherwise a variant would pay for its predecessor's garbage.

@@ -105,7 +105,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
             more = (("ignore_eos", True),)
             asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)
             (answer,) = load(servers[side].port, asked)
-            first_at = answer.first_at or time.perf_counter()  # A token without text has no first_at.
+            first_at = answer.first_at or time.perf_counter()  # first_at is 0 if no event had text.
             if number >= 0:
                 # Each server has two turns per round; store the mean.
                 times[side][number] += 1e3 * (first_at - answer.sent_at) / 2

@@ -29,7 +29,7 @@ def seal(key: bytes, payload: memoryview) -> memoryview:
 def opened(key: bytes, value: memoryview) -> bytes | None:
     """Return the digest from the header, or None if the value is not valid for `key`.
 
-    `value`: a header, and a payload whose size the caller expects.
+    `value`: a header and the payload, in a buffer with the size that the caller expects.
     """
     magic, version, length, digest = _HEADER.unpack(value[:SEAL_BYTES])
     payload = value[SEAL_BYTES:]

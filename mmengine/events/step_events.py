@@ -32,8 +32,8 @@ class Scheduled(EventBase, frozen=True):
     many new blocks each row gets; None: as many as the row's tokens need. `encode`: (key, row, index in the
     request's media) for each item that the encoder computes. `evict`: keys for encoder outputs that leave the
     cache to make room. `num_drafts`: how many tokens at each row's end are drafts; None: no row has drafts.
-    `drafters`: each row's drafter number; None: drafter 0. `num_decided`: under vLLM's rules, the scheduler
-    has decided only the first `num_decided` running rows; 0: all rows.
+    `drafters`: each row's drafter number; None: drafter 0. `num_decided`: under vLLM's rules, how many
+    leading running rows the scheduler has decided; 0: all rows.
     """
 
     rows: bytes | None

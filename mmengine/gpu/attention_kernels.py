@@ -66,14 +66,14 @@ def _attend_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    LANES: tl.constexpr,  # the power of two that covers a head
+    LANES: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, … for n programs per KV head."""
+    """See `attend`. With n programs per KV head, program (i, h) computes KV head h for tiles i, i + n, …."""
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)

@@ -35,7 +35,7 @@ def within_vocabulary(token_ids: np.ndarray, counts: np.ndarray, vocab_size: int
     owners = np.repeat(np.arange(len(counts)), counts)
     beyond = np.cumsum(token_ids >= vocab_size)
     starts = np.cumsum(counts) - counts
-    before = np.concatenate(([0], beyond))[starts]  # how many such tokens are before the row's first draft
+    before = np.concatenate(([0], beyond))[starts]  # tokens without logits before each row's drafts
     kept = beyond == before[owners]
     return Proposed(token_ids[kept], np.bincount(owners[kept], minlength=len(counts)))
 

@@ -35,7 +35,7 @@ AttentionMaskInterface.register(RECORDED, whole_mask)
 
 
 def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: torch.device) -> None:
-    """Raise ModelError if a layer's mask differs from its LayerAttention, in a prompt without media."""
+    """Raise ModelError if a layer's mask for a prompt without media differs from its LayerAttention."""
     longest = max(max(layer.window, layer.chunk) for layer in layers)
     count = min(max(MIN_TOKENS, longest + 2), MAX_TOKENS)
     modules = _layer_modules(parts.decoder, len(layers))

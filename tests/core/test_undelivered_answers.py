@@ -121,7 +121,7 @@ class Lives:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             self.sent += [output.request_id] * len(output.token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
-            if output.finish_reason not in (None, "rejected"):  # a full queue logs no QUEUED
+            if output.finish_reason not in (None, "rejected"):  # the log has no QUEUED if the queue was full
                 self.ended.append(output.request_id)
         if self.ended and rng.random() < 0.4:
             name = self.ended.pop(rng.randrange(len(self.ended)))

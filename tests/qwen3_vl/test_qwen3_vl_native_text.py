@@ -20,9 +20,9 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import plugin
 
-# Bounds on the largest and the mean difference between two decoders' logits, which lie between about -7 and
-# 7. In bfloat16 the decoder sums in another order than torch, so some values are rounded differently, which
-# affects all later layers. The kernels' attention also rounds less often.
+# Bounds on the largest and the mean difference between two decoders' logits. The logits lie between about -7
+# and 7. In bfloat16 the decoder sums in another order than torch, so some values are rounded differently,
+# which affects all later layers. The kernels' attention also rounds less often.
 BOUNDS = {
     ("float32", "torch"): (1e-4, 1e-5),
     ("float32", "kernels"): (1e-4, 1e-5),

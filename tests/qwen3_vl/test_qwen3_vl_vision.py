@@ -17,8 +17,8 @@ GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 @pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """Return the reference and our model. The model uses the CPU kernels or only torch, or packs frames as on
-    a GPU.
+    """Return the reference and our model. Our model has three variants: CPU kernels, only torch, and frames
+    packed as on a GPU.
     """
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)

@@ -109,8 +109,8 @@ def test_a_log_that_ends_before_the_other(folder, tmp_path):
 
 
 def test_requests_may_be_matched_in_order(tmp_path):
-    """With "arrival", `diff` matches requests with different ids. With `shapes`, `diff` also ignores
-    the prompts' content.
+    """With "arrival", `diff` matches requests by their order, so their ids may differ. With `shapes`, `diff`
+    also ignores the prompts' content.
     """
     for seed in (1, 2):
         busy_run(tmp_path / f"{seed}", seed, mixed=True)

@@ -229,7 +229,7 @@ def check(value, name, *, is_event=False):
 
 
 def check_answer(path, status, body):
-    """Check the body that a chat or completions call without streaming returned: an answer or an error."""
+    """Check the body (an answer or an error) for a chat or completions call without streaming."""
     if status != 200:
         check(body, "ErrorResponse")
         return

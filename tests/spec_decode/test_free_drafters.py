@@ -1,4 +1,4 @@
-"""Drafters with an index find the same drafts as a loop over the whole text."""
+"""Tests that drafters with an index find the same drafts as a loop over the whole text."""
 
 import random
 

@@ -35,7 +35,7 @@ def chain_digests(parent: int, tokens: np.ndarray, extras: Mapping[int, bytes]) 
 
 
 class LazyWindowIndex(WindowIndex):
-    """Finds blocks of groups with a window by digests from `chain_digests`."""
+    """Finds blocks by digests from `chain_digests`, for groups with a window."""
 
     def __init__(self, num_blocks: int, num_groups: int):
         super().__init__(num_blocks, num_groups)

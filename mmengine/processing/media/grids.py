@@ -32,20 +32,20 @@ from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXE
 from mmengine.processing.media.video import load_video, span_of
 
 MAX_RESIZED_PIXELS = 2**24  # Maximum pixels per image: 16,384 embeddings with 32 x 32 pixels.
-# The only supported values in a model folder. This module resizes images bicubically, and encoders scale and
-# normalise the pixels on their device.
+# A model folder must have these values, because this module resizes images bicubically, and encoders scale
+# and normalise the pixels on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    min_pixels: int  # Pixels of the resized image.
+    min_pixels: int  # This limit and max_pixels count the resized image's pixels.
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    min_pixels: int  # Pixels of all resized frames together.
+    min_pixels: int  # This limit and max_pixels count the pixels in all resized frames together.
     max_pixels: int
     min_frames: int
     max_frames: int

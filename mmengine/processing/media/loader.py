@@ -193,7 +193,7 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
         return FrameTimes(
             None if fps is None else float(fps),
             None if indices is None else tuple(map(int, indices)),
-            None if total is None else max(-1, min(int(total), 2**32)),  # Messages limit integers.
+            None if total is None else max(-1, min(int(total), 2**32)),  # The message format limits integers.
         )
     except (TypeError, ValueError, OverflowError):
         raise InvalidMedia(
@@ -208,7 +208,7 @@ def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> 
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # The JSON text contains no line break, so this line break marks the end of the head.
+    )  # The JSON text contains no line break, so this line break separates the head from the media bytes.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:

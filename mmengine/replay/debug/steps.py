@@ -41,8 +41,8 @@ def queue_view(navigator: Navigator) -> Table:
 
 
 def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
-    """Return the open or next step's number, and the reason for each request that is not in this step. The
-    number is -1 if this build's rules do not apply.
+    """Return the open step's number, or the next step's if no step is open, and the reason for each request
+    that is not in this step. The number is -1 if this build's rules do not apply.
     """
     state, start = navigator.state, navigator.position
     if state.is_open or state.preempted_in_step:

@@ -101,8 +101,8 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a failure is the log's failure. For wrong prefix cache hits, the numbers in the
-        texts must be equal, too.
+        """Return whether a failure has the same signature as the log's failure. For wrong prefix cache
+        hits, the numbers in the texts must be equal, too.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]

@@ -45,7 +45,7 @@ def check_token_budget(state: State, num_tokens: int) -> Rules:
 
 
 def check_new_blocks(state: State, new: np.ndarray, references: np.ndarray | None = None) -> Rules:
-    """Check that new blocks are free, and that each is taken once. `references`: each block's reference
+    """Check that new blocks are free, and that no block is taken twice. `references`: each block's reference
     count; None: the counts in `state`.
     """
     held = (state.blocks.references if references is None else references)[new]

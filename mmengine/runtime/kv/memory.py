@@ -84,8 +84,8 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return the text ", or NAME" for an error, with the setting that reduces the largest amount. Return
-        "" if all amounts are 0. The weights do not count.
+        """Return the text ", or NAME" for an error. NAME is the setting that reduces the largest amount.
+        Return "" if all amounts are 0. The weights do not count.
         """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),

@@ -111,9 +111,9 @@ class PreparingRequest:
 class Preparation:
     """Prepares requests for an engine on four worker thread pools.
 
-    `engine` returns the current engine. `done(request, result)` is called on a worker thread. Requests that
-    are cancelled while they wait cause no call. `work_out` normalizes large schemas; with None, the form
-    threads normalize them.
+    `engine` returns the current engine. `done(request, result)` is called on a worker thread. `done` is not
+    called for requests that are cancelled while they wait. `work_out` normalizes large schemas; with None,
+    the form threads normalize them.
     """
 
     def __init__(
@@ -194,7 +194,9 @@ class Preparation:
             self._queue_prompt(request)
 
     def _settle(self, channel: Channel, form: ResponseFormat) -> None:
-        """Add the response format to the request's options. `release` frees the format's memory."""
+        """Add the response format to the request's options. The format's memory stays reserved until
+        `release` is called.
+        """
         if form.grammar is None:
             return
         options = form.added_to(channel.options)
@@ -215,7 +217,7 @@ class Preparation:
         self._end(request, result)
 
     def _prepared(self, request: PreparingRequest) -> Prepared:
-        """Prepare the prompt. `release` frees the prompt's pixels."""
+        """Prepare the prompt. The memory for the prompt's pixels stays reserved until `release` is called."""
         engine = self._engine()
         if request.prompt.has_media:
             engine.media_memory.wait_for_room(lambda: request.is_over)

@@ -37,7 +37,7 @@ def embed_prompt(
     keep: int = 0,
     media_options: dict[str, object] | None = None,
 ) -> Prompt:
-    """Return the prompt whose last token's state is the input's vector.
+    """Return the prompt for an input. The hidden state at the prompt's last token becomes the input's vector.
 
     `instruction` describes the task in words. `prompt_name` instead chooses a prompt from the model's list. A
     text is truncated to `keep` tokens, or not at all if `keep` is 0. Raises InvalidRequest.

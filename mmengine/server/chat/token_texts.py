@@ -5,7 +5,7 @@ from functools import lru_cache
 from mmengine.errors import ModelError
 from mmengine.models.plugin import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity. vLLM uses the same value.
+LEAST_LOGPROB = -9999.0  # Replaces -inf, which JSON cannot represent. vLLM uses the same value.
 _KEPT = 4096  # Number of tokens whose texts are cached.
 
 

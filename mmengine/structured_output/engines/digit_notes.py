@@ -37,7 +37,7 @@ def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[
 
 @lru_cache(maxsize=64)
 def _limits_of(grammar: GrammarRequest) -> tuple[bool, bool]:
-    """Return whether a short schema has unlimited numbers, and whether a long schema has numbers.
+    """Return whether any short schema has numbers without a limit, and whether any long schema has numbers.
 
     A short schema has at most MAX_HELD characters.
     """

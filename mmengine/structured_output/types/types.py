@@ -148,7 +148,7 @@ def _is_made_for_pydantic(each: object) -> bool:
 
 
 def _fields_of(each: object) -> list[object]:
-    """Return a class's field types, if it has fields."""
+    """Return a class's field types, or [] for a class without fields."""
     has_fields = isinstance(each, type) and (
         is_dataclass(each) or typing.is_typeddict(each) or hasattr(each, "_fields")
     )

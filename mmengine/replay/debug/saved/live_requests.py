@@ -20,7 +20,7 @@ from mmengine.replay.debug.saved.compression import compress, decompress
 from mmengine.replay.debug.saved.request_table import RequestTable
 from mmengine.request import SamplingParams
 
-# The fields of RequestState that may change, without arrays and `held_media`.
+# The fields of RequestState that may change, except arrays and `held_media`.
 _plain = attrgetter(
     *("rank", "row", "preempted", "num_cached", "waits_for_grammar", "num_swapped", "admitted_step"),
     *("idle_preemptions", "failures", "isolation_rows", "cancelled", "detail", "store", "num_offered"),
@@ -112,7 +112,7 @@ class LiveRequests:
         return requests, [requests[place] for place in _sums(listed.waiting).tolist()]
 
     def in_use(self) -> np.ndarray:
-        """Return the table indices in the last description, which the next description may use again."""
+        """Return the last description's table indices. The next description may use these indices again."""
         return np.array([each.number for each in self._stored.values()], np.int64)
 
     def _store(self, req_state: RequestState, plain: tuple[object, ...]) -> _Stored:

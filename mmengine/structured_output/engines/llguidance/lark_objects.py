@@ -1,5 +1,5 @@
-"""Writes Lark rules for objects whose keys come in any order, or in llguidance's order: first the named keys,
-in the schema's order.
+"""Writes Lark rules for objects whose keys come in any order, or in llguidance's order. In llguidance's
+order, the named keys come first, in the schema's order.
 """
 
 from typing import Protocol

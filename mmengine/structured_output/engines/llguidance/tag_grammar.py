@@ -79,7 +79,7 @@ class _Pieces:
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """Return the rules for free text up to and including the trigger. The main rule is `open_n`."""
+        """Return the rules for free text up to and including the trigger. `n` numbers the main rule."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]

@@ -231,7 +231,7 @@ def check_multiple(value: int | float, pointer: str) -> None:
         digits += 1
     if int(coefficient) >= 2**32 or to_fraction(value) != to_fraction(int(coefficient)) / 10**digits:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
-    # For a step such as 5 or 20, only a number's last digits matter.
+    # For a `multipleOf` such as 5 or 20, only a number's last digits matter.
     if len(str(int(coefficient)).rstrip("0")) == 1:
         return
     if coefficient > MAX_REMAINDERS:
