@@ -4,8 +4,8 @@ Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, in
 vocabulary size 65,536, tied head, 381.7 M weights. Vision: 12 layers, hidden size 768. Tokenizer and
 processor come from the embedded checkpoint. With ordinary random weights the model would repeat one token
 forever, and a comparison of tokens would detect no error. Therefore the embedding is small compared with the
-layers' outputs. If the norm weights for q and k were 2, the outputs would be larger still. But then rounding
-to bfloat16 alone would change two tokens in three.
+layers' outputs. The norm weights for q and k are about 1. With 2, the outputs would be larger still, but
+rounding to bfloat16 alone would change two tokens in three.
 """
 
 import json

@@ -51,7 +51,7 @@ def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) ->
     table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
     for side in sides:
         if side.name == "mmengine, following":
-            continue  # compiles in the same way as the previous side
+            continue  # compiles in the same way as the side "mmengine"
         spent = _of(times, side.name, "compile")
         refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
         over = [case.name for case in cases if (side.name, case.name, "over") in times]

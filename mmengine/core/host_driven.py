@@ -16,7 +16,7 @@ class HostDrivenCore(EngineCore):
     between.
 
     The host already has the result when it calls `finish_step`, so the executor's `collect` must not wait. A
-    replay collects each step where the host called `finish_step`.
+    replay collects each step at the log's position where the host called `finish_step`.
     """
 
     is_host_driven: ClassVar[bool] = True

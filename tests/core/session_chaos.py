@@ -37,7 +37,7 @@ class SessionChaos(Chaos):
             config = small_config(self.rng)
         blocks = config.num_blocks + self.rng.choice([0, 4, 20])
         limits = {"max_sessions": 3, "session_blocks": self.rng.choice([0, 0, 1, 3])}
-        limits |= {"whole_prompt": False}  # A session may need several steps.
+        limits |= {"whole_prompt": False}  # A session's prompt may be too long for a step.
         self.config = msgspec.structs.replace(config, num_blocks=blocks, **limits)
         self.plan.tell(f"seed {seed}: {self.config.as_dict()}")
         executor = Unreliable(self.plan, self.config, self.clock)

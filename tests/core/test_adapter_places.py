@@ -147,8 +147,8 @@ def steps_until_cold(seed, hot=2, **settings):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_request_waits_at_most_for_earlier_requests_and_a_place(seed):
-    # `before` counts earlier requests, and requests that may overtake the cold request. In the worst case,
-    # they run one after the other.
+    # `before` counts earlier requests, and requests that may overtake the request for the rare adapter. In
+    # the worst case, all these requests run in turn.
     before = 12 + 4
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)

@@ -55,7 +55,7 @@ needed = uniform_window.first_needed
 
 
 def hits_without_last(config, num_computed):
-    """Return a number of skipped blocks that is too large by 1."""
+    """Return the number of skipped blocks, plus 1 as a planted bug if any tokens are computed."""
     return int(needed(config, np.array(num_computed))) + bool(num_computed)
 
 

@@ -82,7 +82,7 @@ def test_the_config_is_the_folder_s(folders, tmp_path, kind):
     assert rope == theirs["text_config"]["rope_parameters"]
     named = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "model_type")
     assert {name: mine[name] for name in named} == {name: theirs[name] for name in named}
-    transformers.AutoConfig.for_model(**mine)  # transformers accepts the fields.
+    transformers.AutoConfig.for_model(**mine)  # Raises if transformers refuses a field.
     title = "Qwen2-VL" if kind == "qwen2_vl" else "Qwen2.5-VL"
     said = f"projector mmproj-F32.gguf with the pixel limits of {title}'s processor (3,136 to 12,845,056)"
     assert model_note(model) == said

@@ -45,7 +45,7 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
-    """The loader ignores the draft head in the file."""
+    """The stacked file also contains a draft head's tensor, which the loader ignores."""
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)

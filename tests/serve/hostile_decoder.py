@@ -52,7 +52,7 @@ def decode(media):
             raise InvalidMedia(f"{media.where} is no image")
         case "bug":
             raise KeyError(what)
-        case "lie":  # the shape claims more data
+        case "lie":  # the shape claims more data than the array has
             rows = np.zeros((512, 1024), np.uint8)
             return DecodedMedia(_Lying(rows), (1, 1, 1))
         case "modules":

@@ -240,12 +240,12 @@ def mp4(rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 3))):
         at = rng.choice(boxes)
         what = rng.randrange(4)
-        if what == 0:  # its size
+        if what == 0:  # the box's size
             struct.pack_into(">I", data, at, rng.choice(LENGTHS))
-        elif what == 1:  # an entry count, a duration, a width
+        elif what == 1:  # a value in the box, such as an entry count, a duration or a width
             place = min(at + 8 + 4 * rng.randrange(6), len(data) - 4)
             struct.pack_into(">I", data, place, rng.choice(LENGTHS))
-        elif what == 2:  # another box type
+        elif what == 2:  # the box's type
             data[at + 4 : at + 8] = rng.choice((b"free", b"moov", b"stsz", b"elst", b"trak", b"\0\0\0\0"))
         else:  # nested boxes
             data += b"".join(struct.pack(">I", 8 * k) + b"moov" for k in range(rng.choice((5, 3000)), 0, -1))

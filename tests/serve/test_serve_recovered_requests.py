@@ -63,7 +63,7 @@ def test_recovered_requests_stream_from_the_first_token_on(tmp_path, steps):
     async def main():
         async with taking_up(tmp_path / "log") as engine:
             left = {each.request_id: each for each in engine.recovered_requests()}
-            left.pop("gone", None)  # recovered only if it had ended before the cancellation
+            left.pop("gone", None)  # recovered only if the request ended before the cancellation
             assert left.keys() == {"short", "long", "both"}
             assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
             assert left["short"].has_ended == (steps > 3) and left["long"].has_ended == (steps > 30)

@@ -281,7 +281,7 @@ def test_stop_tokens_end_an_answer(start):
 
 
 def test_the_end_of_a_text_keeps_the_accepted_drafts_before_it(start):
-    start()  # makes the stand-ins importable
+    start()  # makes the stand-ins importable as vLLM's modules
     from mmengine_vllm.driving.step_results import StopRules
 
     rules = StopRules(4, lambda request, tokens: True)

@@ -44,7 +44,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir
 def run_test(folder, name=""):
     """Run the minimized test without mmengine. `name`: the scheduler class ("": vLLM's own scheduler)."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` sets a relative path
+    second = [str(ROOT / path) for path in paths if "second" in path]  # PYTHONPATH may have relative paths
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*second, str(ROOT)]), "SCHEDULER_CLASS": name}
     command = [sys.executable, "-c", _ALONE, str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)

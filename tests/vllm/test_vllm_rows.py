@@ -32,7 +32,9 @@ class Batch:
         self.order, self.number = [], 0
 
     def step(self):
-        """Return a step. Its column has the running rows (from `StepRows`), and then the new rows."""
+        """Return a step. Its `column` lists the running rows' numbers (from `StepRows`), and then the new
+        rows' numbers.
+        """
         for name in self.rng.sample(self.running, min(len(self.running), self.rng.choice((0, 0, 1, 3)))):
             self.running.remove(name)
             self.rows.take(name, [])
@@ -66,7 +68,7 @@ class Batch:
         self.order += [name for name in step.ids if name not in self.order]
         names = self.order.copy()
         tokens = [[1000 * self.number + int(name[1:])] for name in names]
-        if self.rng.random() < 0.1:  # the prompt is only partly prefilled
+        if self.rng.random() < 0.1:  # a prompt is only partly prefilled, so its request gets no token
             tokens[self.rng.randrange(len(tokens))] = []
         index = {name: place for place, name in enumerate(names)}
         return SimpleNamespace(req_ids=names, req_id_to_index=index, sampled_token_ids=tokens)

@@ -368,7 +368,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(start, text=f"verifying {printable(log.name)}")
-            full = last = 0  # Bytes in earlier segment files; offset in the current file.
+            full = last = 0  # `full`: bytes in earlier segment files. `last`: offset in the current file.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

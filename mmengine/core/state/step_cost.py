@@ -96,9 +96,9 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is a draft's additional time divided by a token's time, with or without drafts,
-        whichever is shorter. The result is also divided by 3, because a step's drafts share a part of their
-        cost.
+        The probability is a draft's additional time divided by a token's time. A token's time is measured
+        with and without drafts, and the shorter time counts. The result is also divided by 3, because a
+        step's drafts share a part of their cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):

@@ -39,8 +39,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record, split by row. `rows`: the record's row numbers, intp. `owners`: the request id for each row,
-    or empty. `shares`: the columns by field name.
+    """A record, split by row. `rows`: the record's row numbers, intp. `owners`: each row's request id, for
+    PREEMPTED the id of the request in row `for_row`, or (). `shares`: the columns by field name.
     """
 
     record: Record

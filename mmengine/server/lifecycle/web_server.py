@@ -118,7 +118,7 @@ class WebServer(uvicorn.Server):
             self._acceptor.close()
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
-        if self.force_exit:  # Without `force_exit`, uvicorn cancelled these calls when drain_s ended.
+        if self.force_exit:  # Otherwise, uvicorn already cancelled the calls when drain_s ended.
             for task in waiting:
                 task.cancel()
         if waiting:

@@ -44,7 +44,7 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """Wait at the log's end. Returns True: CheckedLog continues with new records."""
+        """Wait at the log's end. Always returns True, so that CheckedLog continues with new records."""
         self._tell()
         time.sleep(LOOK_S)
         return True

@@ -24,7 +24,7 @@ from mmengine.structured_output.request.tool_calls import OPEN
 
 MAX_CLOSING_TOKENS = 4096  # Maximum number of tokens in a completion.
 MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a completion.
-# Maximum number of questions to the matcher; each takes 1 to 2 µs.
+# The next limits count questions to the matcher. A question takes 1 to 2 µs.
 MAX_EFFORT = 100_000  # Limit for a grammar's shortest text.
 MAX_EFFORT_AT_ONCE = 4_000  # Limit after each sampled token.
 MAX_EFFORT_INSIDE = 400  # Limit for ending the innermost value in a deeply nested text.

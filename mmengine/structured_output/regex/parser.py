@@ -172,7 +172,7 @@ class _Reader:
         found = self._take(_TIMES) if self._text[self._at : self._at + 1] in _REPEATS else None
         if not found:
             return node
-        self._has("?")  # A lazy quantifier matches the same language.
+        self._has("?")  # A lazy quantifier matches the same texts as a greedy quantifier.
         if self._text[self._at : self._at + 1] in _REPEATS:
             self._fail("a repetition is repeated; put the inner one in a group")
         if not found[1]:

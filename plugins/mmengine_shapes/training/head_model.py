@@ -109,7 +109,7 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Draft from all positions in `rows` at once. Return each step's logits, [B, R, draft_vocab].
+        """Draft from all positions in `rows` together. Return each step's logits, [B, R, draft_vocab].
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
         the tapped states. As in an engine, a draft attends to step 0's keys up to the draft's first position,
         and to its own keys from later steps.
