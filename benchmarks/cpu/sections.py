@@ -106,7 +106,7 @@ class DecodeRuns:
         self._inputs = {
             size: make_inputs([ask.prepared for ask in asks]) for size, asks in self._asks.items()
         }
-        self._steps: dict[tuple[str, int], list[Sample]] = {}  # the mean step time of each run
+        self._steps: dict[tuple[str, int], list[Sample]] = {}  # (engine, rows) -> each run's mean step time
         self.num_ticks = 4 * rounds
 
     def run(self, tick: Tick) -> Part:
@@ -154,7 +154,7 @@ class DecodeRuns:
         return Sample(min(step.wall for step in steps), min(step.cpu for step in steps))
 
     def _ratio(self, mine: int, theirs: int) -> float:
-        """Return the ratio of tokens per second: ours with `mine` rows to transformers' with `theirs`."""
+        """Return mmengine's tokens per second with `mine` rows over transformers' with `theirs` rows."""
         ours, other = self._best("mmengine", mine), self._best("transformers", theirs)
         return (mine / ours.wall) / (theirs / other.wall)
 

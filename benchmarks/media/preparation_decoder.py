@@ -8,7 +8,9 @@ ROW_BYTES = 1536
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return a decoder that returns `settings` (a decimal number) rows of patches for every image."""
+    """Return a decoder that returns the same patches for every image. `settings`: the number of rows, in
+    decimal digits.
+    """
     rows = np.ones((int(settings), ROW_BYTES), np.uint8)
 
     def decode(_: EncodedMedia) -> DecodedMedia:

@@ -125,7 +125,7 @@ class Outputs:
 
     @property
     def ends(self) -> dict[str, tuple[ev.Finished, int]]:
-        """For each ended request: its FINISHED event, and the number of prompt tokens that were cached."""
+        """Each ended request's FINISHED event and number of cached prompt tokens, by request id."""
         return self._ends
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -141,7 +141,7 @@ class UnknownRecord(CorruptLog):
 
 
 def as_logged(event: E) -> E:
-    """Return the event as decoded from a log.
+    """Return the event as a reader of the log would decode the event.
 
     Raises ValueError for a value that a log cannot hold: a wrong type, a number that is too large, or half a
     surrogate pair.

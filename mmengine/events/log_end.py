@@ -74,7 +74,7 @@ def _end(folder: Path) -> LogEnd:
 
 
 def _lost(walk: Walk) -> LogEnd | None:
-    """Return the end of a log that lacks segments, or None if no file shows that segments are missing."""
+    """Return a LogEnd if a file shows that segments are missing, else None."""
     folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1

@@ -48,8 +48,8 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Read a decoder's config. The arguments are options that the file does not contain. Raises ModelError
-    that names the field.
+    """Read a decoder's config from `fields`. The other arguments are options that config.json does not
+    contain. Raises ModelError that names the field.
 
     `head_dim`: the value if the file has no such field; None means hidden_size / heads. `rope`: reads the
     rotary options from the fields and head_dim. `mixers`: the allowed values in layer_types. `windowed`:

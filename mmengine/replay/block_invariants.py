@@ -121,8 +121,8 @@ def _broken_uniform_window(state: State, rows: np.ndarray) -> Iterator[str]:
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that a row's blocks with the same number have the same content in the window groups and in the
-    first group. `filled` marks the full blocks: bool [group, row, number].
+    """Check that each block in a window group has the same content as the block with the same number in the
+    row's first group. `filled` marks the full blocks: bool [group, row, number].
     """
     groups, places, numbers = filled.nonzero()
     keys = state.blocks.windows.keys[tables[groups, places, numbers]]

@@ -21,10 +21,10 @@ class Divergence:
     """The first difference between the log and the derived events. `recent`: the last observations before it.
 
     If a digest differs: `columns` and `requests` say where the states differ, if the log contains enough
-    data. `requests` are pairs (id, row), with row -1 for a waiting request. `agreed`: record and step of the
-    last equal digest. `broken`: the invariant that the logged decision breaks, or None. `events`: the logged
-    and the derived event, if known. `rows`: maps each running row to its request. `last_rows`: the previous
-    step's rows.
+    data. `requests` are pairs (id, row), with row -1 for a waiting request. `agreed`: record number and step
+    number of the last digest that was equal. `broken`: the invariant that the logged decision breaks, or
+    None. `events`: the logged and the derived event, if known. `rows`: maps each running row to its request.
+    `last_rows`: the previous step's rows.
 
     If a host such as vLLM recorded the log: `rule` is the host's rule that most likely explains the
     difference. `outcomes` are the logged and the derived result of the scheduling call.

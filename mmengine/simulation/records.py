@@ -143,16 +143,16 @@ class Recorder:
 
 
 def _gone(step: _Open) -> list[bytes]:
-    """Return the evicted keys that the step did not encode again. As in vLLM, only a key's last eviction
-    counts.
+    """Return the evicted keys that the step did not encode again. As in vLLM, a key that was evicted several
+    times is listed once, at the last eviction.
     """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
 
 
 def _encoder_free(state: State) -> list[int]:
-    """Return the number of free embeddings in the encoder cache, and the number of free or unreferenced
-    embeddings.
+    """Return how many further embeddings the encoder cache can store: without evictions, and after the
+    eviction of all unreferenced embeddings.
     """
     free = state.encoder.capacity - state.encoder.used
     return [free, free + state.encoder.idle_size]

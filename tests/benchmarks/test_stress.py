@@ -1,4 +1,4 @@
-"""Tests benchmarks/core/stress.py, with more requests than fit into the block pool, and with whole traces."""
+"""Tests benchmarks/core/stress.py with more requests than fit into the block pool, and with trace files."""
 
 import importlib
 import sys

@@ -128,7 +128,7 @@ def test_csv_has_no_formulas(tmp_path, text):
     write_table(results, TEXT, tmp_path / "a.csv")
     (row,) = csv_rows(tmp_path / "a.csv")
     assert row["/customer/name"] == f"'{text}" and row["document"] == f"'{text}.png"
-    assert row["/total"] == "-1.5"  # A number is no formula.
+    assert row["/total"] == "-1.5"  # A number cannot be a formula, so no apostrophe is added.
     assert "'" not in "".join(json_line(result) for result in results)
 
 
@@ -258,7 +258,7 @@ def test_the_page_escapes_names_and_answers(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_lie_on_the_same_part_of_the_picture(tmp_path, orientation):
-    """The page shows a picture with an EXIF orientation upright, with the box on the red area."""
+    """For every EXIF orientation, the page shows the picture upright, with the box on the red area."""
     upright = Image.new("RGB", (100, 50), "white")
     upright.paste("red", (10, 20, 40, 30))
     exif = Image.Exif()

@@ -92,7 +92,7 @@ def open_page(browser, page):
 def test_the_page_prints_what_the_terminal_prints(browser, logs, name):
     open_page(browser, logs[1][name])
     session = Session(open_debugger(logs[0][name], Findings()))
-    for line in ("goto end", "goto start"):  # Like the page, the session has then read the whole log.
+    for line in ("goto end", "goto start"):  # The page has read the whole log, so the session must too.
         session.run(line)
     got = browser.run(f"mmengineDebugger.answers({json.dumps(SCRIPT)})")
     for line, answer in zip(SCRIPT, got, strict=True):

@@ -212,7 +212,7 @@ def test_processes_die_again_and_again(tmp_path, undisturbed):
 
 
 def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_path, undisturbed):
-    """It is random which requests are prepared when the process dies, so the test tries several points."""
+    """Which requests are prepared at the process's death is random, so the test tries several points."""
     whole = {answer["custom_id"]: answer for answer in undisturbed[0]}
     lost: list[str] = []
     for death in range(25, 200, 6):

@@ -16,7 +16,7 @@ SPECIAL = {
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
 }
-POOLED = 4  # Default side length, in patches, of the squares that are each pooled to an embedding.
+POOLED = 4  # Default side length of a square in patches; each square is pooled to an embedding.
 # In transformers, the name of the projector's matrix does not end with ".weight".
 _MATRIX = {"mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight"}
 _NORM = "mm.soft_emb_norm"
@@ -79,7 +79,7 @@ class Gemma3Projector(SiglipProjector):
 
     def tensors(self) -> dict[str, GGUFEntry]:
         """Return every tensor by its transformers name. The file stores the projector's norm plus 1, so the
-        entry subtracts 1.
+        returned norm subtracts 1.
         """
         found = SiglipProjector.tensors(self)
         norm = f"{self.places[_NORM]}.weight"

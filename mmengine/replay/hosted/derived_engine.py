@@ -54,8 +54,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether this build's rules can derive the decisions after a call that the log only notes.
-        They can do so after a stall, which changes no decision, and after no other call.
+        """Return whether this build's rules can derive the decisions that follow the recorded call `event`. A
+        stall changes no decision, so the result is True. For every other kind of call, the result is False.
         """
         return event.kind == "stall"
 

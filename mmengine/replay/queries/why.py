@@ -89,7 +89,8 @@ class _Inquiry:
 
     def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued, difference: Divergence | None):
         """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: the
-        arrival's event, with the session's tokens. `difference`: see `host_difference`.
+        arrival's event, with the session's tokens. `difference`: the first call that differs from the host's
+        rules, or None.
         """
         self._log, self._queued = log, queued
         self._name = request.request_id

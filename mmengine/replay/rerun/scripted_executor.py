@@ -23,9 +23,9 @@ class ScriptedExecutor(TimedExecutor):
     """Returns the tokens of each request's answer. If a request continues after its answer in the script,
     made-up tokens follow.
 
-    `failed_steps`: the error message for each step that must fail. Where the log had drafts, as many drafts
-    are accepted as in the log. Elsewhere, each draft is right with the probability `acceptance`. The results
-    are deterministic.
+    `failed_steps`: the error message for each step that must fail. If the log had drafts at a position, the
+    same number of drafts is accepted. At all other positions, each draft is right with the probability
+    `acceptance`. The results are deterministic.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class StopWatcher(Protocol):
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return the position at which a stop string ended the answer of `row`, or None. The row has a
+        """Return the position at which a stop string ended the answer of `row`, or None. The row must have a
         grammar.
         """
 

@@ -204,7 +204,7 @@ class _Batch:
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
         try:
-            # fetches the media while other jobs are prepared
+            # PromptMedia fetches the media while other jobs are prepared
             media = PromptMedia(prompt, is_over=lambda: self._stopped)
         except MMEngineError as error:
             return _failed(error)
@@ -215,7 +215,8 @@ class _Batch:
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
         """Prepare a prompt on a worker thread, as soon as media memory is free.
 
-        The next job to submit does not wait, because later jobs' pixels may fill the memory.
+        The job that `_submit` waits for does not wait for memory. Otherwise, later jobs' pixels could fill
+        the memory, and `_submit` would never continue.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)

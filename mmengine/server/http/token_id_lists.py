@@ -67,8 +67,8 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the position of the last "]" before the first character that no integer list contains. Returns
-    `start` if there is no such "]".
+    """Return the position of the last "]" between `start` and the first character that cannot be in an
+    integer list. Returns `start` if there is no "]" in this range.
     """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):

@@ -63,9 +63,9 @@ class PartialText:
 
 
 class Search:
-    """A search for a completion. `leaves` maps a first byte to the hints' scalars that begin with this byte,
-    each with its tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the search
-    prefers the least used option to the shortest option.
+    """A search for a completion. `leaves` maps each first byte to the scalars in `hints` that begin with this
+    byte, each with its tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the
+    search prefers the least used option to the shortest option.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Search:
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object. The byte limit grows with each try, as an option may have no end."""
+        """Append a list or an object. The byte limit grows with each try, because an option may never end."""
         if self._is_lookahead:
             return self._append_whole(way, opening, limit)
         self._is_lookahead = True

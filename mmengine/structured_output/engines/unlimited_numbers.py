@@ -35,8 +35,8 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` counts as a limit. For the type number, 1, 0.1, 0.01 and so on do not count, because they
-    limit only the decimal places.
+    A `multipleOf` counts as a limit. For the type number, a `multipleOf` of 1, 0.1, 0.01 and so on is no
+    limit, because the value restricts only the decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False

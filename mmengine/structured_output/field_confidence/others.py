@@ -88,8 +88,8 @@ def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
 
 
 def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
-    """Return the total probability of the likely tokens that lead to `other`, at the position where the
-    answer's token first rules `other` out.
+    """Find the first token in the answer that excludes the value `other`. Return the total probability of the
+    likely tokens at this position that lead to `other`.
     """
     value = text[span.start : span.end]
     for step in steps:

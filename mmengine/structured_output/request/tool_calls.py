@@ -119,8 +119,8 @@ def tool_calls(
 ) -> GrammarRequest:
     """Return the GrammarRequest for calls to these tools.
 
-    `form`: supplies all fields except `tools`. Raises an InvalidRequest that names the tool's field and, for
-    a schema, the keyword and its JSON pointer.
+    `form`: the values for all fields of ToolCalls except `tools`. Raises an InvalidRequest that names the
+    tool's field and, for a schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
