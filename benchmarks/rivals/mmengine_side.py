@@ -81,7 +81,7 @@ class MMEngine:
 
 
 def _held_bytes() -> int:
-    """Return the bytes of all packed matrices, without the norms (0.1 % of the weights)."""
+    """Return the size of all packed matrices in bytes. The norms (0.1 % of the weights) are not included."""
     return sum(each._packed.nbytes for each in gc.get_objects() if type(each) is PackedLinear)
 
 

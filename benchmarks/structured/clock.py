@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
-STEPS = 20  # number of steps that `apart` times in each turn
+STEPS = 20  # number of steps in each turn of `apart`
 SLOW_NS = 200_000_000  # a slower compilation is measured only once
 
 # Keyed by (side, case, kind); a side is a grammar library. Kind "compile": ns for the compilation. Kind
@@ -75,7 +75,9 @@ def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
 
 @dataclass(slots=True)
 class Together:
-    """CPU time (ns) of each step with many rows, keyed by side: filling all masks, and advancing all rows."""
+    """CPU times (ns) by side, with an entry for each step. `fill`: to fill all rows' masks. `advance`: to
+    advance all rows.
+    """
 
     fill: dict[str, list[int]]
     advance: dict[str, list[int]]

@@ -83,7 +83,7 @@ class DispatchedSteps:
         Any thread may call this method. Returns False if no thread waits for the executor.
         """
         try:
-            self._awaited.pop()  # atomic, so only one of the two threads removes the entry
+            self._awaited.pop()  # atomic, so either this thread or the waiting thread removes the entry
         except IndexError:
             return False
         return True

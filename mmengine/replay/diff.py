@@ -265,8 +265,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether the inputs differ rather than the decisions. If a log has a step's result where the
-    other log has a decision, the decisions differ: the other log made more decisions before the result.
+    """Return whether the inputs differ rather than the decisions. A step's result in one log and a decision
+    in the other count as different decisions, because the second log has more decisions before its result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -47,13 +47,15 @@ def folders(tmp_path_factory):
 
 
 def without_spaces(folder):
-    """Return a logit bias against white space, because random models would fill the forms with spaces."""
+    """Return a logit bias against white space, because random models would fill structured answers with
+    spaces.
+    """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return dict.fromkeys(map(tokenizer.token_to_id, "\u0120\u010a\u010d\u0109"), -100)
 
 
 def run(folder, kind, spec):
-    """Return the text answers and the form answers to each chat."""
+    """Return the text answers and the structured answers to each chat."""
     drafts = {"num_draft_tokens": 6, "draft_policy": "all"} if spec != "none" else {}
     with Engine(str(folder), spec=spec, **SETTINGS, **drafts) as engine:
         texts = [engine.generate(CHATS[kind], max_tokens=40, **REPEATING) for _ in range(2)]

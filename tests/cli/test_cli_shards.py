@@ -143,8 +143,8 @@ def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
     begin_log(log)
 
     def asked(folder):
-        """Return False on the first call and True later, as if another process took the lock after the first
-        call.
+        """Replace `is_locked`: return False on the first call and True later, as if another process then took
+        the lock.
         """
         found = bool(held)
         held.append(folder)

@@ -109,7 +109,7 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
 
 
 def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, monkeypatch):
-    """No later segment is deleted before the request is delivered, and tidying does not list the folder."""
+    """Before the request is delivered, no later segment is deleted, and `tidy` does not list the folder."""
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
     first = LogReader(server.folder).first_sequence

@@ -83,8 +83,8 @@ class ToyModel:
 
 
 def positions_of(prompt_token_ids, media):
-    """Return positions, int32 [3, n], and delta: the number to add to an answer token's index for its
-    position.
+    """Return (positions, delta). Positions are int32 [3, n]. An answer token's position is its index plus
+    delta.
 
     A text token takes one position. A media run takes three positions.
     """

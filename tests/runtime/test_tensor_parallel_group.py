@@ -143,7 +143,7 @@ def compute(group, fail_at=None):
 
 
 class Captured:
-    """Fake DecodeGraphs for a group: every step is replayed in the bucket FOUR."""
+    """Replaces a group's DecodeGraphs, and replays every step in the bucket FOUR."""
 
     def __init__(self, group, begin=lambda: None):
         self.replay, self._begin = partial(group.replay, FOUR, partial(compute, group)), begin

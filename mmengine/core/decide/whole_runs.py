@@ -15,7 +15,7 @@ from mmengine.request import MediaItem, num_before, run_start
 def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> int:
     """Return the length of the largest allowed chunk that begins at `start`, at most `length` tokens.
 
-    Returns 0 if the step has too few tokens left for the next run or for the prompt.
+    Returns 0 if the next run, or the rest of the prompt, needs more than `length` tokens.
     """
     if view.config.whole_prompt and start + length < req_state.num_prompt:
         return 0

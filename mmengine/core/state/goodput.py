@@ -151,8 +151,8 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much time. If the batch has shrunk, the loss counts for the bucket that
-        the batch had before.
+        """End a trial that lost too much time. If the batch has shrunk since the last review, the loss counts
+        for the bucket before (`full_bucket`).
         """
         if self.bucket == self.full_bucket:
             self.acceptance.count()

@@ -19,9 +19,9 @@ class Decoders:
     """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
     wait. If `waits` is false in a call's Attempt, the call exceeds this limit instead of waiting.
 
-    Processes start on demand. Only the item fails if its process crashes, or if decoding exceeds `limit_s`
-    (0: no limit) or the request's deadline. After a failed start, no process is started during a pause, which
-    grows with each failure. An item that needs a new process then raises QueueFull.
+    Processes start on demand. If a process crashes, or if decoding exceeds `limit_s` (0: no limit) or the
+    request's deadline, only the current item fails. After a failed start, no process is started during a
+    pause, which grows with each failure. An item that needs a new process then raises QueueFull.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:

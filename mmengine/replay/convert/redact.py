@@ -10,8 +10,8 @@ and settings are kept.
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-token(i) does not depend on media that begin at i. The reason is a drafter with a KV cache: a block's key then
-includes the next block's first token, but not the media that begin there.
+token(i) does not depend on media that begin at i. The reason is drafters with a KV cache. Their block keys
+include the next block's first token, but not the media that begin at this token.
 """
 
 from dataclasses import dataclass
@@ -345,7 +345,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """Return the 4-byte checksums, made wrong at the indices `places`."""
+    """Return a copy of the 4-byte checksums `sums`, with wrong values at the indices `places`."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()

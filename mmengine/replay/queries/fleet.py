@@ -21,8 +21,9 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 class Hop(msgspec.Struct, frozen=True):
     """A choice's stay on a replica, from the replica's log. A request with a single answer has one choice.
 
-    `num_given`: the number of answer tokens that earlier replicas computed. `num_said`: the number that this
-    replica computed. `end`: the finish reason, or "" if the log does not contain the request's end.
+    `num_given`: the number of answer tokens that earlier replicas computed. `num_said`: the number of answer
+    tokens that this replica computed. `end`: the finish reason, or "" if the log does not contain the
+    request's end.
     """
 
     log: str

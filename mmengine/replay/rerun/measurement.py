@@ -19,7 +19,7 @@ from mmengine.simulation.device import share_of
 from mmengine.simulation.meter import Meter
 
 MAX_REQUESTS = 2**22
-MAX_STEP_NS = 10**15  # Eleven days.
+MAX_STEP_NS = 10**15  # Maximum duration of a step: eleven days.
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of step classes for each doubling of the step size.
 DECODE = KINDS.index("decode")
 SLOWNESS_STEPS = 32  # The machine's slowness is a median over this many consecutive steps.
-BEGUN_NS = 250_000_000  # Longer busy times of the engine count as 250 ms.
+BEGUN_NS = 250_000_000  # Maximum for StepTimes.busy_ns.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class StepTimes:
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
 
     `delays_ns`: (phase, kind of step) -> the steps' delays, divided by the slowness. The phase is DURING or
-    BEFORE. `delayed_ns`: the same steps' lengths. `arrivals_per_ns`: how often requests arrive while the
-    engine is busy; requests that arrive during the same step count once. `lead_ns`: a step has the phase
-    BEFORE if a request arrives within this time after the step.
+    BEFORE. `delayed_ns`: the durations of these delayed steps, with pauses, for each key in `delays_ns`.
+    `arrivals_per_ns`: how often requests arrive while the engine is busy; requests that arrive during the
+    same step count once. `lead_ns`: a step has the phase BEFORE if a request arrives within this time after
+    the step.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, ratios compare device
     times only. Otherwise, ratios compare device plus host times.
@@ -149,7 +150,9 @@ def _fit_cost(steps: list[TimedStep]) -> FittedCost:
 
 
 def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
-    """Return PLAIN, DURING or BEFORE for each step. On an asynchronous device arrivals delay no step."""
+    """Return PLAIN, DURING or BEFORE for each step. If the engine works while the device computes
+    (`overlaps`), arrivals delay no step.
+    """
     arrived = np.array([each.has_arrival and not overlaps for each in steps])
     is_first = np.array([each.is_first for each in steps])
     follows = np.append(arrived[1:] & ~is_first[1:], False)

@@ -13,8 +13,8 @@ from mmengine.structured_output.partial_json import PartialJson
 class JsonStream:
     """Converts a request's outputs to partial values for `schema`, and the last output to the whole value.
 
-    Reasoning is skipped. `stop`: stop strings for the remaining text. `on_truncation`: the response format's
-    setting; "close" lets the engine complete a truncated value. `confidence`: whether to return
+    Reasoning is skipped. `stop`: stop strings for the text after the reasoning. `on_truncation`: the response
+    format's setting; "close" lets the engine complete a truncated value. `confidence`: whether to return
     ConfidentValues.
     """
 

@@ -223,7 +223,8 @@ class Engine(TypedAnswers, PooledAnswers):
     def is_on_disk(self, request_id: str) -> bool:
         """Return whether the log contains the QUEUED events for all the request's choices.
 
-        If the log is on disk, a later process can then complete the request.
+        If the log is a folder on disk, a later process can complete a request for which this method returns
+        True.
         """
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 

@@ -15,7 +15,7 @@ from mmengine.server.chat.submission import log_request_id, prompt_request_id
 class RecoveredCall(NamedTuple):
     """A recovered call. `left` maps a prompt's index to the prompt's unclaimed request.
 
-    If a prompt is missing, the process ended before it had accepted the whole call, so the client received no
+    If `left` lacks a prompt, the process ended before the whole call was accepted, so the client received no
     answer. The engine continues the call's accepted requests.
     """
 

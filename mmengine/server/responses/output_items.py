@@ -1,5 +1,5 @@
 """Renders a response's output items: their events, and the complete items. The methods return events without
-their ends, which contain the event numbers.
+their ends: the event number and the closing brace.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,9 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, text_json: bytes) -> bytes:
-    """Return an event without its end. `text_json`: the event's properties as JSON."""
+    """Return an event without the event number and the closing brace. `text_json`: the event's properties
+    as JSON.
+    """
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
 

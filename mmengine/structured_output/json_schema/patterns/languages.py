@@ -80,7 +80,7 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tuple[bool, ...]]:
-    """Return all combinations of languages that can contain the same text.
+    """Return the combinations of languages that occur for some text.
 
     A combination has a flag for each language: whether the language contains the text. The combination
     without any language is left out. Raises PatternError if the budget is exceeded.
