@@ -42,7 +42,7 @@ class Found:
     first_s: list[float] = field(default_factory=list)  # time to the first token for each photograph
     rates: dict[int, float] = field(default_factory=dict)
     peak_private: int = 0  # peak of private memory
-    peak: int = 0  # peak sum: private memory plus mapped file pages
+    peak: int = 0  # private memory plus mapped file pages, at the peak
     kv_bytes: int = 0
     line: str = ""  # mmengine's line about the loaded model
 

@@ -129,7 +129,7 @@ class Inbox(Observer):
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Remove an ended request's deadlines. A later request may use the same id."""
+        """Remove an ended request's deadlines, because a later request may use the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

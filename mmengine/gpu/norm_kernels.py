@@ -22,7 +22,7 @@ def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.c
         values += tl.load(residual + row + lanes, mask=inside, other=0.0).to(tl.float32)
         stored = values.to(residual.dtype.element_ty)
         tl.store(residual + row + lanes, stored, mask=inside)
-        values = stored.to(tl.float32)  # rounded, because later layers read the rounded residual
+        values = stored.to(tl.float32)  # the norm uses the rounded sum, as later layers do
     scale = tl.rsqrt(tl.sum(values * values) / WIDTH + eps)
     weights = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (values * scale * weights).to(out.dtype.element_ty), mask=inside)

@@ -22,9 +22,10 @@ class MediaDescription:
     """Describes a model's media.
 
     `placeholders`: maps the token id of a template's placeholder to the modality ("image" or "video"). A
-    placeholder is a special token, or a text in `ChatTokenizer.marked`. `tokens`: returns an item's tokens
-    for a placeholder's id and loaded media. Placeholders among these tokens receive the item's embeddings in
-    order. `encoder`: the encoder's fingerprint, a part of every pixel hash.
+    placeholder is a special token, or a text in `ChatTokenizer.marked`. `tokens`: a function that takes a
+    placeholder's id and an item's loaded media, and returns the item's tokens. Placeholders among these
+    tokens receive the item's embeddings in order. `encoder`: the encoder's fingerprint, a part of every pixel
+    hash.
     """
 
     settings: MediaSettings

@@ -125,7 +125,7 @@ class _Jobs:
                 self.done[place] = _completion_of(options.request_id, resumed, self._engine)
                 yield MMEngineError("answered by an earlier worker")  # replaced by the answer in `done`
             elif options.sampling.logprobs is not None or options.sampling.prompt_logprobs is not None:
-                yield prompt, options  # the log has no logprobs of the first tokens
+                yield prompt, options  # the answer starts again, because the log has no logprobs
             else:
                 yield prompt, replace(options, outputs=list(resumed.token_ids))
 

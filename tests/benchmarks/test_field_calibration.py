@@ -51,7 +51,7 @@ def test_the_cost_is_timed_in_steps_with_all_rows(module, monkeypatch):
     with cost.Engine(dtype="float32", config=config) as engine:
         for confidence in (False, True):
             times = cost.step_times(engine, cost.SCHEMAS["strings"], confidence, "a")
-            assert len(times) == cost.TOKENS - 2 and min(times) > 0  # without the first and the last step
+            assert len(times) == cost.TOKENS - 2 and min(times) > 0  # first and last step are not timed
     assert len(cost.sampler_times(100, 2)) == 9
 
 

@@ -1,6 +1,6 @@
 """Registers and runs the checks for Python clients. A client is a program that prints a JSON line for each
-check. The checks examine only the structure of answers, because the embedded model knows only images of
-shapes.
+check. The checks examine only the structure of answers, because the package's own small model knows only
+images of shapes.
 """
 
 import http.client
@@ -27,7 +27,7 @@ EMBED_URL, RERANK_URL, IMAGE_EMBED_URL = (
 EXPECTED = json.loads(Path(os.environ["EXPECTED"]).read_text())  # Written by tests/clients/pooled_models.py.
 TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
 QUESTION = "What is a triangle?"
-# The embedded model was trained on this prompt, so it answers in JSON without a schema.
+# The package's model was trained on this prompt, so it answers in JSON without a schema.
 TAUGHT = "Return JSON for this image."
 REFUSED = "unsupported_parameter"  # The error code for known fields that the server refuses.
 Colour = Literal["red", "blue"]
@@ -36,7 +36,7 @@ _checks = []
 
 
 class Shape(BaseModel):
-    """A shape. The values are short, because the embedded model would not end long values."""
+    """A shape. The values are short, because the package's model would not end long values."""
 
     model_config = ConfigDict(extra="forbid")
 

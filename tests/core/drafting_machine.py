@@ -24,7 +24,7 @@ class Drafter:
 class Machine:
     """A machine whose step takes `step_us`, `row_us` per row and `token_us` per verified draft.
 
-    `policy`: "goodput", "none", or an index; then the drafters up to this index are active. `noise`: each
+    `policy`: "goodput", "none", or an index. An index activates all drafters up to this index. `noise`: each
     step takes longer by a random share between 0 and `noise`. With noise, one step in a hundred takes five
     times as long. `missed_us`: time to read a missed token. In each step without drafting, the drafters miss
     one token per row. The next step with drafting reads at most 2,048 missed tokens in total.

@@ -36,8 +36,8 @@ def paired(first, second, trail, behind):
     process that resumes.
 
     The later the first process dies, the less the resuming process writes. Points are paired so that both are
-    reached. `trail`: the writes of a process that is not killed. `behind`: the writes of a resuming process
-    after an EARLY kill.
+    reached. `trail`: the writes of a process that is not killed. `behind`: the writes of a process that
+    resumes after a kill at the point EARLY.
     """
     places, places_behind = _places(trail), _places(behind)
 

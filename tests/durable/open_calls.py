@@ -77,8 +77,8 @@ class _Calls:
             self.calls.append(Call(name, api, body, stream, background, key, how.get("uploads", False)))
 
     def _length(self, number):
-        """Return the body fields for an answer without an early end: greedy or seeded. No fields for the echo
-        engine.
+        """Return the body fields that prevent an early end, and make the answer greedy or seeded. The echo
+        engine needs no such fields.
         """
         if self._echo:
             return {}

@@ -60,7 +60,7 @@ def test_the_bound_keeps_the_same_as_sorting(kernels, kernel_device, vocab_size,
     there = [each.to(kernel_device) for each in (logits, logits.amax(-1), temperature, top_p)]
     found = (scaled >= kernels.top_p_bound(*there).cpu()[:, None]) & scaled.isfinite()
     for row in range(2):
-        if not torch.equal(found[row], wanted[row]):  # may differ only by the rounding of sums
+        if not torch.equal(found[row], wanted[row]):  # only the rounding of sums may cause a difference
             mass = scaled[row].double().softmax(-1)
             before = torch.stack([mass[scaled[row] > value].sum() for value in scaled[row]])
             assert (before - share).abs().min() < 1e-6
@@ -78,7 +78,7 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
     found = kernels.top_k_bound(*there).cpu()
     wanted = top_bound(logits, top_k[:, None], top_p[:, None], max(ks))[:, 0]
     for row, count in enumerate(ks):
-        if found[row] != wanted[row]:  # may differ only by the rounding of sums
+        if found[row] != wanted[row]:  # only the rounding of sums may cause a difference
             mass = best[row, :count].double().softmax(-1)
             assert ((mass.cumsum(-1) - mass) - share).abs().min() < 1e-6
 

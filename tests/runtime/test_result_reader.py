@@ -1,4 +1,4 @@
-"""Tests that drafts do not change at which token an answer ends, or a row with NaN fails."""
+"""Tests that drafts change neither where an answer ends, nor where a row with NaN fails."""
 
 import numpy as np
 import pytest

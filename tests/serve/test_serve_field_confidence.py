@@ -95,7 +95,7 @@ class Spy:
 
 
 def expected_fields(engine, choice, steps):
-    """Return {pointer: (p, min)}, computed from full distributions by the docs' definition."""
+    """Return {pointer: (p, min)}, computed from full distributions, as the documentation defines them."""
     tokenizer = engine.processor.tokenizer
     pieces = [
         b"" if token in tokenizer.special_ids else tokenizer.token_bytes()[token]

@@ -44,7 +44,7 @@ class Source:
         return value
 
     def count(self, num_bytes: int) -> int:
-        """Read an unsigned integer with 4 or 8 bytes."""
+        """Read an unsigned integer. `num_bytes`: its size, 4 or 8."""
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:

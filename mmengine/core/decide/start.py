@@ -100,7 +100,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
         return None if comes_first and not leader.cancelled else _NOTHING_SHARED
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
-        return None  # a step copies blocks first, so the leader's KV must exist before the step
+        return None  # a step begins by copying blocks, so the leader's KV must already exist
     if view.config.num_state_slots or view.config.block_groups:
         return _NOTHING_SHARED  # models with recurrent states or windows share only by prefix hits
     last = req_state.num_prompt - 1

@@ -14,7 +14,7 @@ class StepDrafts(NamedTuple):
     """
 
     places: np.ndarray  # intp, the rows' indices among the rows that sampled
-    drafters: np.ndarray  # number of the drafter of each row
+    drafters: np.ndarray  # each row's drafter, as a number
     proposed: np.ndarray  # number of drafts that were verified
     accepted: np.ndarray  # number of drafts that were accepted
 

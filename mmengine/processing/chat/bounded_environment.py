@@ -118,7 +118,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
         work = __self.work
         work.step()
-        if isinstance(__obj, LoopContext):  # A recursive loop iterates over its argument again.
+        if isinstance(__obj, LoopContext):  # Calling a recursive loop iterates over the argument.
             work.step(sum(len(each) for each in args if isinstance(each, Sequence | Mapping)))
         check_call(work, __obj, args, kwargs)
         made = super().call(__context, __obj, *args, **kwargs)

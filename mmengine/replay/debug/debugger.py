@@ -256,13 +256,16 @@ class Debugger:
 
 
 class _Continued:
-    """Wraps a walker. A new search continues from the walker's last position."""
+    """Wraps a walker (the object that decides where a search stops). A new search continues with the state
+    from the
+    last search.
+    """
 
     def __init__(self, walker: Walker):
         self._walker = walker
 
     def begin(self, cursor: Cursor) -> None:
-        """Keep the walker's state from the last search."""
+        """Do nothing, so that the walker keeps its state from the last search."""
 
     def first(self, cursor: Cursor) -> str:
         return self._walker.first(cursor)

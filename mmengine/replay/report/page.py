@@ -96,8 +96,8 @@ def _head(collected: Collector, name: str) -> dict[str, Any]:
 
 
 def _columns(collected: Collector) -> dict[str, np.ndarray]:
-    """Return the columns, each int32 or float64. Steps are counted from the log's first step. Segments are
-    sorted by lane.
+    """Return the page's data by name: one array for each field, int32 or float64. Step numbers are relative
+    to the log's first step.
     """
     first, lanes = collected.first_step, collected.lanes
     num_steps = len(collected.steps["rows"])

@@ -112,7 +112,7 @@ class RequestFile:
             )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = ResponseFormat.of(*as_form(fields))  # from JSON, so no Python type can occur
+        form = ResponseFormat.of(*as_form(fields))  # JSON fields never contain a Python type
         options = form.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options

@@ -57,7 +57,7 @@ from mmengine.server.sessions.registry import SessionRegistry
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.storage.storage import Storage
 
-if TYPE_CHECKING:  # OpenTelemetry is an extra.
+if TYPE_CHECKING:  # OpenTelemetry is an optional dependency.
     from mmengine.server.calls.tracing import Tracing
 
 LAG_EVERY_S = 0.5
@@ -135,7 +135,7 @@ class App:
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
-            self._open.add(LIVE)  # The page contains no data. Its script sends the API key.
+            self._open.add(LIVE)  # The page needs no API key, because only its script reads data.
             endpoints |= self._live.endpoints()
         if (responses := answers.stored_response_routes) is not None:
             endpoints |= bind(RESPONSE_ROUTES, responses)

@@ -24,9 +24,9 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """The ends of frames, with or without usage. `usage_frames`: with "always" each frame has the choice's
-    usage so far, with "last" a null usage, and with "none" no usage field. `plain`: the end that all frames
-    share, or b"" with "always".
+    """The ends of frames, with or without usage. `usage_frames`: if "always", each frame has the choice's
+    usage so far. If "last", the usage is null. If "none", there is no usage field. `plain`: the end that all
+    frames share; b"" for "always", because the ends then differ.
     """
 
     def __init__(self, usage_frames: UsageFrames):

@@ -9,8 +9,8 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
-    """Return `value` as JSON. If equal to `default`, return `default` itself, because msgspec omits only
-    fields with the identical default object.
+    """Return `value` as JSON. If this JSON equals `default`, return `default` itself, because msgspec omits
+    only fields with the identical default object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data

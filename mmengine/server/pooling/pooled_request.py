@@ -43,8 +43,8 @@ class Places(NamedTuple):
     def api_error(
         self, error: BaseException, params: frozenset[str], retry_after_s: int = 1, index: int = 0
     ) -> ApiError:
-        """Convert an error to the error that the client receives. `index`: the job, if the error does not
-        name a job.
+        """Convert an error to the error that the client receives. `index`: the index in `paths` if the error
+        does not name an input.
         """
         if not isinstance(error, (MMEngineError, ApiError)):
             return api_error(error, params, retry_after_s)

@@ -101,7 +101,8 @@ class Document:
     def _resolve_alias(self, place: int) -> int:
         """Return an equivalent place, so that equal subschemas are expanded only once.
 
-        A $ref alone gives its target. A scalar type alone gives the first place with this type.
+        If the schema is only a $ref, return the target's place. If the schema is only a scalar type, return
+        the first place with this type.
         """
         seen = set()
         while place not in seen:

@@ -31,7 +31,9 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """Alternatives from which no branch is chosen yet, with the branches' path and position."""
+    """A choice, such as an anyOf, from which no branch is taken yet. `path`, `where`: as in PendingSchema,
+    for each branch.
+    """
 
     path: tuple[int, ...]
     where: tuple[int, ...]
