@@ -5,7 +5,6 @@ rendered prompt has a token's text with these marks around the role, the templat
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 # Other roles come from the caller, so they may not become a part of a special token.
 ROLES = ("system", "user", "assistant", "tool", "developer", "function", "observation")
@@ -44,7 +43,7 @@ def texts_around_roles(tokens: Iterable[str], source: str) -> dict[str, str]:
     return found
 
 
-def with_marked_roles(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_marked_roles(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return copies of the messages in which known roles are marked."""
     return [
         {**message, "role": MarkedRole(message["role"])} if message.get("role") in ROLES else dict(message)
