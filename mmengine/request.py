@@ -284,8 +284,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter as the scheduler sees it, identified by its contents.
 
     `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its packed matrices. `visual`: whether the
-    adapter changes the encoder's output. `name`: the name in the request; decisions do not depend on the
-    name.
+    adapter changes the encoder's output. `name`: the name in the request; no decision reads the name.
     """
 
     digest: bytes
@@ -391,9 +390,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string cuts off. In the worst case, each token has
-        a single byte.
-        """
+        """Return the maximum number of tokens that a stop string cuts off, with one byte in each token."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 
