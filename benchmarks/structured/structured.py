@@ -2,11 +2,11 @@
 
     python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]
 
-llguidance gets each schema twice: as mmengine normalizes it ("our gate") and as the user wrote it. The
-schemas are in schemas.jsonl; the vocabulary has 150,000 tokens. The benchmark measures compilation, a single
-row's mask for each token of an answer, and the masks of 64 rows together. In every round, all libraries do
-the same work in turn; every second round has the reverse order. Each time is the minimum over the rounds. p50
-and p99 are over schemas, tokens or steps.
+llguidance gets each schema twice: as mmengine normalizes it (called "our gate" in the tables), and as the
+user wrote it. The schemas are in schemas.jsonl; the vocabulary has 150,000 tokens. The benchmark measures
+compilation, a single row's mask for each token of an answer, and the masks of 64 rows together. In every
+round, all libraries do the same work in turn; every second round has the reverse order. A reported time is
+the minimum over the rounds. p50 and p99 are over schemas, tokens or steps.
 
     --vocabulary FILE  tekken_240911.json from the package mistral-common (default: from the installed
                        package), or a .gguf file

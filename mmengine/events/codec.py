@@ -24,7 +24,7 @@ MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header fields that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
-# Maximum body length in bytes. The longest prompt that the settings allow fits.
+# Maximum body length in bytes. The record with the longest allowed prompt is shorter.
 MAX_BODY = 256 * 2**20
 MAX_RECORDS = 2**14  # maximum number of records in a frame
 MAX_COUNTER = 2**64
@@ -39,7 +39,7 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-LARGE = 2**20  # minimum size in bytes of a body whose values are counted
+LARGE = 2**20  # smaller bodies (in bytes) cannot have too many values
 MAX_VALUES = 8 * 2**20  # maximum number of msgpack values in a body
 
 
@@ -178,8 +178,8 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
 
 
 def frame_at(data: Data, offset: int) -> Frame:
-    """Return the frame at `offset`. Raises TornRecord if the data ends before the frame, and DamagedRecord if
-    the bytes are not a frame or the checksum does not match.
+    """Return the frame at `offset`. Raises TornRecord if the data ends within the frame. Raises DamagedRecord
+    if the bytes are not a frame, or if the checksum does not match.
     """
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)

@@ -38,8 +38,8 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return how many embeddings `embeds_of` adds to the embeddings in `plan.encode` for a part of a media
-    item.
+    """Return the number that `embeds_of` adds, for a part of a media item, to the embeddings in
+    `plan.encode`.
 
     An item is in `plan.encode` only in the step with its last part. For an earlier part, the result is the
     part's embeddings. For the last part, `plan.encode` contains the whole item, so the result subtracts the
@@ -63,8 +63,8 @@ class TimedExecutor:
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time in ns)
-        # the time at which the device becomes idle, and the time from which the next result's host time
-        # counts
+        # `_free_at_ns`: when the device becomes idle. `_since_ns`: the start of the time that the next result
+        # covers.
         self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 

@@ -16,12 +16,12 @@ _FACTOR = 0x94D049BB133111EB
 
 
 def run_value(length: int) -> np.uint64:
-    """Return the summand for an image token's KV value in a step that computes `length` image tokens."""
+    """Return the number that a step with `length` image tokens adds to each image token's KV value."""
     return np.uint64(length * _FACTOR % 2**64)
 
 
 def prompt_value(request: Request, num_known: int) -> np.uint64:
-    """Return the summand for a prompt token's KV value in a step that ends at token `num_known`."""
+    """Return the number that a step which ends at token `num_known` adds to each prompt token's KV value."""
     num_known = min(num_known, len(request.prompt_token_ids))
     found = hashlib.blake2b(request.prompt_token_ids[:num_known].tobytes(), digest_size=8)
     for item in request.media:

@@ -1,5 +1,5 @@
-"""Tests penalties. On a CPU, only the distinct tokens in a row's list are penalised. On a GPU, the whole
-vocabulary is penalised. The results must be equal bit by bit.
+"""Tests penalties. On a CPU, the sampler changes only the logits of tokens that a row already has. On a GPU,
+it computes the penalty for the whole vocabulary. The results must be equal bit by bit.
 """
 
 import numpy as np

@@ -1,15 +1,15 @@
-"""Draws the step times of a simulation from the steps of a log.
+"""Draws the step times of a simulation from the steps of a log. A step takes fitted time * slowness * ratio +
+pause (`step_times.py` defines these terms).
 
-A machine can be slow for several seconds. A simulated step at time t therefore has the slowness of the logged
-steps near t. At times without steps, for example in the half of the log that calibration skips, the nearest
-steps are used.
+Slowness: a machine can be slow for several seconds. A simulated step therefore has the slowness of the logged
+steps near the same time.
 
-A simulated step gets its pause, and the ratio of its time to the fitted time (step_times.py), from a logged
-step of the same class (class_of). Consecutive simulated steps of a class use consecutive logged steps: a run.
-All classes begin new runs after RUN steps, and when the engine was idle. For each class, a run's first step
-is random among the logged steps that meet two conditions. The step is near the simulation's time. The logged
-engine had been busy for about as long as the simulated engine, because pauses are more frequent in a process
-that has been busy for long.
+Ratio and pause: a simulated step takes both from a logged step of the same class, which has the same kind and
+a similar size. Consecutive simulated steps of a class use consecutive logged steps, which are called a run. A
+run ends after RUN steps, or when the engine becomes idle. Each class then begins its next run at a random
+logged step that meets two conditions. The step is near the simulation's time. Before the step, the logged
+engine had been busy for about as long as the simulated engine has been, because a long-busy process has more
+pauses.
 """
 
 import numpy as np
@@ -18,8 +18,7 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# A run begins near the simulation's time: at a distance of at most max(n / WINDOW, MIN_WINDOW) steps, for n
-# logged steps.
+# A log of n steps has runs that begin at most max(n / WINDOW, MIN_WINDOW) steps from the simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
@@ -83,10 +82,10 @@ class DrawnTimes:
         """Return a random delay in ns for the last step, if the step is in this phase. The delay may be
         negative.
 
-        `is_certain`: whether the step is in this phase whatever its delay is. If false, the caller applies
-        the delay only if a request arrives within the delayed step, so long delays are applied more often.
-        The log has more long delays for the same reason. So that this effect counts only once, a delay's
-        chance is inverse to the probability that a request arrives within the delayed step.
+        `is_certain`: False if the caller applies the delay only if a request arrives before the delayed step
+        ends. Such a caller applies long delays more often. The log also contains long delays more often than
+        short ones, for the same reason. Therefore a delay is drawn with a chance inverse to the probability
+        that a request arrives before the delayed step ends.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
@@ -171,8 +170,10 @@ class _Members:
 
 
 class _Slowness:
-    """The machine's slowness at the simulation's time. A time without steps is mirrored at the nearest step.
-    The slowness at the mirrored time is used, so that it varies as in the log.
+    """The machine's slowness at the simulation's time.
+
+    The log has no steps while the engine is idle, and in the half that calibration skips. If the nearest step
+    is d ns before such a time, the slowness d ns before this step is used, and vice versa.
     """
 
     def __init__(self, times: StepTimes):

@@ -100,8 +100,8 @@ class UntilStop:
     """Cuts a text before its first stop string.
 
     After a stop string, `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
-    which begins with the string. Later text is dropped too. With `closes`, later text is returned instead,
-    because it completes the JSON value.
+    which begins with the string. Later text is dropped too. `closes`: the answer is JSON. The sampler
+    completes the JSON value after a stop string, so later text is returned.
     """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):
@@ -113,7 +113,7 @@ class UntilStop:
     def push(self, new: str, *, counts: bool = True) -> str:
         """Return the text that cannot belong to a stop string.
 
-        With `counts` False, stop strings that end in `new` are ignored.
+        With `counts` False, a stop string is ignored if its last character lies in `new`.
         """
         if not self._stop:
             return new
@@ -137,12 +137,12 @@ class UntilStop:
 
 
 class TextStream:
-    """Decodes an answer's tokens to text without any complete or partial stop string.
+    """Decodes an answer's tokens to text, cuts the text at a stop string, and holds back text that may begin
+    a stop string.
 
     A stop string counts only if it is completed after the first `min_tokens` tokens and after the token
     sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text ends before the
-    stop string. Later tokens are ignored. With `closes`, later tokens are decoded instead, because they
-    complete the JSON value.
+    stop string. Later tokens are ignored. With `closes`, later tokens are decoded, as in UntilStop.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class Viewer:
             self._listener()
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the new events, and the stream's state: "whole" if the follower has ended, otherwise ""."""
+        """Return the new events, and the stream's state: "whole" after the last event, otherwise ""."""
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""

@@ -15,8 +15,8 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Renders a request's response object from the request id, the envelope (the call data in the log) and
-    `of`'s arguments.
+    """Renders a request's response object. The constructor takes the request id and the envelope, which is
+    the HTTP call's data in the log. The method `of` takes the answer.
     """
 
     def __init__(self, request_id: str, envelope: Envelope):
