@@ -14,8 +14,8 @@ without drafts. The tasks:
 With "auto" and "K chosen", draft_policy goodput decides how many drafts are verified. With the other
 drafters, all drafts are verified.
 
-In the cells "nobody asked", drafters are loaded but never draft. A comparison with an engine without drafters
-measures the cost of loaded drafters.
+In the "idle" cells, the engine loads drafters, but no request asks for drafts. These cells measure the
+cost of loaded drafters.
 
 Decoding is greedy, in float32, on one thread. Every round generates new pictures and texts, because some
 drafters search past answers. Times are the process's CPU times up to the last token: "decoding" begins after
@@ -28,7 +28,7 @@ drafts. "equal" counts answers with the same tokens as without drafts.
     --tasks LIST   some of the tasks above, separated by commas
     --drafters L   some of the drafters in the table
     --rounds N     rounds per cell (default 9)
-    --asleep       only the cells "nobody asked"
+    --asleep       only the "idle" cells
     --awake        only the other cells, without counting prefix cache hits
     --quick        3 rounds, batch 1 and 16, fewer drafters
     --json         print the targets as a last line of JSON
@@ -60,7 +60,7 @@ DRAFTERS = {
     AUTO: {"spec": AUTO},
     AUTO_ALL: {"spec": AUTO, **FIXED},
 }
-IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
+IDLE = {f"{name}, idle": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
 NEVER_BELOW = 0.98  # minimum speed relative to no drafts, where the engine chooses how much to draft
 CHEAP = 0.99  # minimum relative speed where nothing is drafted
 COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=_names(TASKS), default=list(TASKS))
     parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--asleep", action="store_true", help="only cells in which no draft is granted")
+    parser.add_argument("--asleep", action="store_true", help="only the idle cells")
     parser.add_argument("--awake", action="store_true", help="only cells in which drafts are granted")
     parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
     parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
