@@ -83,9 +83,9 @@ class DrawnTimes:
         negative.
 
         `is_certain`: False if the caller applies the delay only if a request arrives before the delayed step
-        ends. Such a caller applies long delays more often. The log also contains long delays more often than
-        short ones, for the same reason. Therefore a delay is drawn with a chance inverse to the probability
-        that a request arrives before the delayed step ends.
+        ends. Such a caller applies long delays more often than short delays. The log also has more of them,
+        for the same reason. Therefore a delay is drawn with a chance inverse to the probability that a
+        request arrives before the delayed step ends.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
