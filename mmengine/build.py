@@ -101,9 +101,10 @@ def build(
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue
-    the log in the folder `log`. The caller must then call the core's `recover`. `compile_grammar`: a
-    replacement for the grammar engine's compiler, for tests. `takes_adapters`: True replaces `max_loras` 0
-    with MAX_LORAS, except if the engine continues a log. Raises ModelError, ConfigError, LogError.
+    an existing log in `log`; None: an existing log is an error. After a continuation the caller must call the
+    core's `recover`. `compile_grammar`: a replacement for the grammar engine's compiler, for tests.
+    `takes_adapters`: True replaces `max_loras` 0 with MAX_LORAS, except if the engine continues a log. Raises
+    ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()

@@ -67,7 +67,7 @@ class Int4Entry(TensorEntry):
     scales: TensorEntry
     zeros: TensorEntry | None
     others: tuple[TensorEntry, ...]
-    fits_float16: bool  # Whether float16 can represent all scales.
+    fits_float16: bool  # Whether float16 can represent all scales exactly.
 
     @property
     def is_decoded(self) -> bool:

@@ -4,7 +4,7 @@
 module: A [r, in], named `base_model.model.<module>.lora_A.weight`, and B [out, r], with `lora_B` in the name.
 The adapter adds scale * B A to the module's weight. The scale is `lora_alpha / r`, or `lora_alpha / sqrt(r)`
 with `use_rslora` (https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are
-refused with an error that names the field. Pickled weights are never read.
+refused with an error that names the field. Pickled weights are never read. This module does not import torch.
 """
 
 import hashlib

@@ -52,8 +52,8 @@ class Guard:
         self._has_served = False
 
     def run(self) -> int:
-        """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code. The
-        first process is not restarted if it refuses to start.
+        """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code.
+        Before an engine has served, a process that refuses to start is not restarted.
 
         Raises MMEngineError if the process fails repeatedly.
         """
@@ -106,7 +106,7 @@ class Guard:
         return None
 
     def _watched(self, heard: HeartbeatReceiver) -> tuple["_Running", Ended]:
-        """Run an engine's process to its end. Return its last heartbeat, and how the process ended."""
+        """Run an engine's process to its end. Return its last state, and how the process ended."""
         fds = self._bound.fileno(), heard.sending_end.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
@@ -178,8 +178,8 @@ class Guard:
         """Handle a signal.
 
         SIGTERM and SIGINT are forwarded to the engine's process. After the first signal, streams can finish.
-        The second signal ends all streams with an error. The process is killed LAST_WORDS_S after the second
-        signal. SIGHUP is forwarded once an engine serves.
+        The second signal ends all streams with an error. A process that still runs LAST_WORDS_S after the
+        second signal is killed. SIGHUP is forwarded once an engine serves.
         """
         running = self._running
         if number == signal.SIGHUP:

@@ -102,7 +102,7 @@ class Inbox(Observer):
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
-        """Cancel the request after `deadline_ns` if it still runs. 0: never."""
+        """Cancel the request after `deadline_ns`, unless the request has ended. 0: never."""
         if deadline_ns:
             self._deadlines.expect(request_id, deadline_ns)
 

@@ -6,7 +6,7 @@ from mmengine.events.vocabulary import Event
 
 
 class Observer:
-    """Receives each event that an engine records. A subclass overrides `before` or `after`."""
+    """Receives each event that an engine records. A subclass overrides `before`, `after` or both."""
 
     def before(self, event: Event) -> None:
         """Process `event` before the state changes. The event is already in the log's buffer."""

@@ -4,9 +4,9 @@ A frame consists of a header with 40 bytes, little endian, and a msgpack body.
 
     magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
-The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event). Step and time
-are relative to the header's values. The records in a frame have consecutive sequence numbers, and the header
-stores the first number.
+The CRC covers all bytes after it, and is checked before any record is decoded. The body is an array of (type
+number, step, mono ns, event). Step and time are relative to the header's values. The records in a frame have
+consecutive sequence numbers, and the header stores the first number.
 """
 
 import mmap

@@ -30,8 +30,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """Write `data` to a new file, rename the file to `path`, and sync both to the disk. Raises OSError; an
-    existing file is then unchanged, and no partial file remains.
+    """Write `data` to a new file, rename the file to `path`, and sync both to the disk. An existing file is
+    replaced completely or not at all. Raises OSError, and then leaves no partial file.
     """
     with (
         replacing(path) as part,

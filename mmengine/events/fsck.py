@@ -1,4 +1,6 @@
-"""Checks each segment, frame and record in a log without applying the events, and repairs a torn tail."""
+"""Checks each segment, frame and record in a log without applying the events, and repairs a torn tail on
+request.
+"""
 
 import os
 from dataclasses import dataclass, field

@@ -165,8 +165,8 @@ class Walk:
 
 
 def walk_segment(path: Path) -> Walk:
-    """Walk over a segment in the mode salvage. Raises CorruptLog or LogError if the segment cannot be opened
-    or has an unknown format.
+    """Walk over a segment in the mode salvage, as over a log's last segment. Raises CorruptLog or LogError if
+    the segment cannot be opened or has an unknown format.
     """
     with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)

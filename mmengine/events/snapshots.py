@@ -63,8 +63,8 @@ class SnapshotFolder:
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Write the waiting snapshot, and delete old snapshots except the first in each segment. Not
-        thread-safe.
+        """Write the waiting snapshot. Delete all snapshots except the first in each segment and the
+        NUM_NEWEST newest. Not thread-safe.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:

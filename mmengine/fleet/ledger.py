@@ -1,5 +1,5 @@
-"""Stores an ingress's accepted, unanswered requests on disk, a file for each request. If the ingress ends,
-the next ingress takes over the requests.
+"""Stores an ingress's accepted, unanswered requests on disk, a file for each request. A file is deleted after
+its answer is stored elsewhere. If the ingress ends, the next ingress takes over the requests.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
 """Builds fields of tokenizer.json for a GGUF file with SentencePiece's BPE (tokenizer.ggml.model "llama").
-Such a file stores scores of tokens instead of merges.
+Such a file stores scores of tokens instead of merges. Characters without a token become byte tokens, such as
+`<0x0A>`.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ from mmengine.cli.logs.printing import printable
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.findings import Findings
 
-INCOMPLETE = 3  # Exit code if the log could not be read to its end.
+INCOMPLETE = 3  # Exit code if a decision in the log cannot be applied to the state.
 MAX_LINES = 3  # Maximum number of findings that are printed.
 
 

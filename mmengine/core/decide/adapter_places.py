@@ -29,9 +29,7 @@ class AdapterPlaces:
 
     def __init__(self, view: View, may_start: Callable[[RequestView], bool] | None = None):
         self._view, self._pool = view, view.adapters
-        self._promised: dict[
-            bytes, int
-        ] = {}  # digest -> size in bytes, for each adapter that waits for a place
+        self._promised: dict[bytes, int] = {}  # digest -> size in bytes, for adapters that wait for a place
         self.waits_longest: RequestView | None = None  # the next place is reserved for this request
         self._leaving: bytes | None = None
         for req_state in view.tenants.passed():

@@ -18,7 +18,8 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     """Return the events for requests that end or are preempted.
 
     FINISHED: the request stopped, was pooled, reached its length limit, failed or was cancelled. PREEMPTED:
-    the request is retried after a failed step, a crash or a cache reset.
+    the request is retried after a failed step, a crash or a cache reset. Rows that ended come first, in
+    admission order.
     """
     running = view.running
     # In most steps no request is complete. Comparing whole columns is the fastest way to see this. Free rows

@@ -269,9 +269,9 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, its blocks and its encoder outputs from the request. They become free when no step in
-    flight computes the row. With `frees_at_once`, the blocks and encoder outputs become free now, and only
-    the row waits for the step.
+    """Take the row, its blocks and its encoder outputs from the request. They become free when neither the
+    open step nor a step in flight computes the row. With `frees_at_once`, the blocks and encoder outputs
+    become free now, and only the row waits for the step.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]

@@ -155,7 +155,7 @@ class Groups(Protocol):
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
     """Return how many tokens an admission's prefix hits contain."""
-    if state.config.block_groups:  # window blocks make `cached_blocks` longer than the prefix
+    if state.config.block_groups:  # `cached_blocks` may be longer or shorter than the prefix
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 

@@ -51,8 +51,7 @@ class Flight:
     # int32, number of drafts to verify per sampled row; set only by vLLM's asynchronous rules
     num_drafts: np.ndarray | None = None
     part_of: str = ""  # id of the request with a media item that the step encodes in part, or ""
-    kept: list[np.ndarray] = field(
-        default_factory=list
-    )  # recurrent states that the step keeps: (row, tokens that the state covers, slot), int32 [n, 3]
+    # recurrent states that the step keeps: int32 [n, 3], (row, number of tokens in its state, slot)
+    kept: list[np.ndarray] = field(default_factory=list)
     # int32, number of tokens to compute for each of `rows`; set only by vLLM's rules for block groups
     num_scheduled: np.ndarray | None = None

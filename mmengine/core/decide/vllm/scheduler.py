@@ -50,8 +50,8 @@ class VllmEncoderDraft(EncoderDraft):
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
         """Return EVICTED if the encoder cache changes and the chunk does not run, else None.
-        `given_up`: whether the request is preempted. If so, the request's cached items become the most
-        recently used.
+        `given_up`: whether the request was examined and cannot run in this step. If so, the request's cached
+        items become the most recently used.
         """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
