@@ -52,8 +52,8 @@ def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
 class TimedExecutor:
     """An executor whose steps take the time that `cost` returns.
 
-    `host_ns`: maps the number of rows to the host's time for the step in ns.
-    `clock_ns`: the simulated time.
+    `host_ns`: maps the number of rows to the host's time for the step in ns. `clock_ns`: the simulated
+    time in ns.
     """
 
     needs_plan = True

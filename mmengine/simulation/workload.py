@@ -22,10 +22,11 @@ NEVER = -1
 class SimRequest:
     """A request that has not arrived yet.
 
-    `prompt` generates the prompt's tokens, int32 [num_prompt]. `arrival` is a step number in a scenario, and
-    nanoseconds in a trace. The model emits `stop_token` at output index `stop_at` (or NEVER). `ranges` is the
-    request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at` (or
-    NEVER), the model emits a token that the grammar forbids.
+    `prompt` generates the prompt's tokens (int32 [num_prompt]) only on arrival, to save memory. `arrival` is
+    a step number in a scenario, and nanoseconds in a trace. The model emits `stop_token` at output index
+    `stop_at` (or NEVER). `ranges` is the request's grammar: output token j must lie in
+    [low, high) = ranges[j % len]. At output index `bad_at` (or NEVER), the model emits a token that the
+    grammar forbids.
     """
 
     request_id: str

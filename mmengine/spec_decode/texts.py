@@ -12,7 +12,8 @@ class Texts:
 
     `tokens` (int32 [max_rows, width]) has each row's prompt and answer. `lengths` (int64 [max_rows]) counts
     the tokens in prompt and answer, and `num_prompt` (int64 [max_rows]) counts the tokens in the prompt. Call
-    `settle` before every read: it writes the tokens from `append_later`.
+    `settle` before every read: it writes the tokens from `append_later`. Memory pages are allocated only when
+    a row uses them.
     """
 
     def __init__(self, max_rows: int, width: int):

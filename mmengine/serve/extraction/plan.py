@@ -103,8 +103,8 @@ class WorkFolder:
     def plan(
         self, job: Job, documents: list[Document], painter: PagePainter, progress: Callable[[], None]
     ) -> None:
-        """Render the pages of PDF documents, and write the request file. Calls `progress` for
-        each document.
+        """Render the pages of PDF documents, and write the request file. Calls `progress` for each
+        document.
         """
         found: list[Planned] = []
         (self.path / "pages").mkdir(exist_ok=True)

@@ -20,9 +20,9 @@ CUT = "the answer ended before it was complete ({}); raise --max-tokens"
 
 
 class PlacedBox(msgspec.Struct, frozen=True):
-    """A box in a picture. `pixels`: left, top, right and bottom in the stored picture. `shown`: the box in
-    fractions of the upright picture. `pixels` and `shown` are None for an invalid box. `problem`: why the box
-    is invalid, or "".
+    """A box in a picture. `pixels`: left, top, right and bottom in the stored picture, clipped to the
+    picture. `shown`: the box in fractions of the upright picture. `pixels` and `shown` are None if the
+    answer's value is no box. `problem`: why the value is wrong, or "".
     """
 
     pixels: tuple[float, float, float, float] | None

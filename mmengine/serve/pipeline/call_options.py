@@ -84,7 +84,8 @@ def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords, merged over the pipeline's defaults.
 
     As in transformers, most generation keywords must be in `generate_kwargs`. Only keywords in
-    _HOLDS_IN_A_CALL may also be direct keywords. A generation_config replaces the pipeline's defaults.
+    _HOLDS_IN_A_CALL may also be direct keywords. Other supported direct keywords are ignored with a warning.
+    A generation_config replaces the pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None

@@ -46,8 +46,8 @@ def options_from_generation(
 ) -> Options:
     """Return the options for the caller's keywords `given` and the checkpoint's generation_config `defaults`.
 
-    As in transformers, decoding is greedy without do_sample. With do_sample, top_k is 50 by default. Raises
-    InvalidRequest.
+    The caller's keywords override `defaults`. As in transformers, decoding is greedy without do_sample. With
+    do_sample, top_k is 50 by default. Raises InvalidRequest.
     """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}
@@ -123,7 +123,9 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """Return sequence_bias as pairs, and bad_words_ids without end-of-sequence tokens."""
+    """Return sequence_bias as pairs, and bad_words_ids without end-of-sequence tokens. A sequence with the
+    bias -inf becomes a bad word.
+    """
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:

@@ -76,7 +76,9 @@ class FramedText:
 
 
 def _first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
-    """Return at least the first `count` tokens of a text, without tokenizing all of a long text."""
+    """Return at least the first `count` tokens of a text. A long text is tokenized only in part, unless its
+    tokens are unusually long.
+    """
     length = CHARS_PER_TOKEN * (count + SPARE_TOKENS)
     while length < len(text):
         ids = tokenizer.encode(text[:length])

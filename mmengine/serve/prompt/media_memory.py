@@ -17,9 +17,8 @@ _POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether it
 
 def media_workers(setting: int) -> int:
     """Return how many threads prepare media. A `setting` of 0 means half of the usable cores, but at least 1
-    and at most 4 threads.
-    Several threads are useful because Pillow and numpy release the GIL, but the model's threads need cores
-    too.
+    and at most 4 threads. Several threads are useful because Pillow and numpy release the GIL, but the
+    model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 

@@ -39,7 +39,7 @@ class SessionPlace:
 
 class SessionChain(NamedTuple):
     """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order. The first
-    `num_kept` tokens are the session's tokens. The next `num_opening` tokens open a turn.
+    `num_kept` tokens are already in the session. The next `num_opening` tokens open a turn.
     """
 
     tokens: np.ndarray

@@ -163,7 +163,7 @@ class Adapters:
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """Read an adapter from the log's source folder.
+        """Read an adapter again from the folder that the log records.
 
         Returns None if the folder is missing or the weights have changed.
         """

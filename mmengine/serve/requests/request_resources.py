@@ -124,8 +124,8 @@ class RequestResources:
         """Pass a request's pixels to the executor, store its media, and start compiling its grammar.
 
         Raises InvalidRequest for an id in use, and QueueFull or another error if a resource's limit is
-        reached. After an error, all resources are released. For a session's request, `new` has the media that
-        the request adds; the session holds all other media.
+        reached. After an error, nothing from this call stays held. For a session's request, `new` has the
+        media that the request adds; the session holds all other media.
         """
         request_id = request.request_id
         if request_id in self._ids:

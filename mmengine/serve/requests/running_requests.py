@@ -297,7 +297,7 @@ class RunningRequests:
         return completion
 
     def detach(self, core_id: str) -> None:
-        """Let a request from the previous process finish without a caller."""
+        """Let a request from the previous process finish without a caller. An unknown id is no error."""
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:
             self._core.delivered(core_id)

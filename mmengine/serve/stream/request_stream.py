@@ -132,7 +132,7 @@ class ChannelReader:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the request was accepted."""
+        """Whether the request was accepted and has not failed."""
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:

@@ -47,9 +47,10 @@ class Delta(NamedTuple):
     """New text for an answer: content, reasoning, or a tool call's piece.
 
     `logprobs`: for the tokens since the previous delta. `num_tokens`: number of the answer's tokens so far.
+    `call`: a tool call's new piece.
     `markers`: indices in `logprobs` of the tokens that begin or end reasoning; these tokens have no text.
-    Only the last delta has `argument_errors` (for calls without an enforced schema) and
-    `field_confidence` (if requested).
+    Only the last delta has `argument_errors` (for calls without an enforced schema) and `field_confidence`
+    (if requested).
     """
 
     content: str = ""
@@ -116,8 +117,8 @@ class ChoiceDeltas:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text. With `grammar.closes`, later tokens complete the
-        JSON value.
+        """Whether a stop string ended the text. With `grammar.closes`, later tokens complete the JSON
+        value.
         """
         return self._stream.stopped or self._until.stopped
 
@@ -127,8 +128,8 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas for an output from the engine. If the answer ended with an error, the last delta
-        is not yielded.
+        """Yield the deltas for an output from the engine. The last delta is yielded only if the finish
+        reason is in ANSWERED, not for a failed or aborted answer.
         """
         for delta in self.push(output.token_ids, output.logprobs, output.confidences):
             yield delta, None, None
@@ -235,7 +236,7 @@ class ChoiceDeltas:
         return self._delta(text)._replace(argument_errors=argument_errors, field_confidence=fields)
 
     def end_reason(self, reason: str) -> str:
-        """Return OpenAI's finish_reason for the engine's finish reason."""
+        """Return OpenAI's finish_reason for the engine's finish reason, which must be in ANSWERED."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason

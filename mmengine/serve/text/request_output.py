@@ -41,8 +41,8 @@ class Choice:
     value for each token that this process sampled. After a restart, these are the answer's last tokens.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is the
-    text before these tokens, and `content` the text after them, or None if the answer ended earlier. Without
-    reasoning, `content` is the whole text, and `reasoning` is None.
+    text before these tokens, and `content` the text after them, or None if the answer ended earlier.
+    Otherwise, `content` is the whole text, and `reasoning` is None.
     """
 
     index: int

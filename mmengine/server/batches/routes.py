@@ -110,7 +110,8 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        The Idempotency-Key identifies the call. Without a key, the call's digest identifies the call.
+        The Idempotency-Key identifies the call. Without a key, only a marked retry within `reattach_s`
+        seconds is recognized, by the call's digest.
         """
         batches = self._storage.batches
         if key:

@@ -22,7 +22,7 @@ from mmengine.server.storage.batches import Batch, LineError
 from mmengine.server.storage.storage import Storage
 
 DISK_AGAIN_S = 5.0  # Seconds until a failed write is repeated, for example when the disk is full.
-# Maximum pause in seconds before a refused request is tried again.
+# Maximum pause in seconds before a request that found no free capacity is tried again.
 MAX_PAUSE_S = 30.0
 # Minimum number of bytes that a line reserves in `BatchResources.bodies`. Limits the number of waiting small
 # lines.

@@ -62,7 +62,7 @@ class DetachedCall:
         self._held: list[HeldAnswer] = []
         self._num_readers = 0
         self._has_begun = False
-        self.timer: asyncio.TimerHandle | None = None  # Drops the call if no client returns in time.
+        self.timer: asyncio.TimerHandle | None = None  # Waits for a client; None before the first wait.
 
     @property
     def stays(self) -> bool:

@@ -39,7 +39,7 @@ def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
 
 
 def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
-    """Raise ApiError for a URL that the settings do not allow."""
+    """Raise ApiError for a URL whose scheme this server never reads. The fetcher checks hosts and paths."""
     head = url[:16].lower()
     fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:

@@ -81,8 +81,8 @@ class Admission:
             task.add_done_callback(self._tasks.discard)
 
     async def watch(self) -> None:
-        """Watch the log, until cancelled. If the log cannot be written, cancel all admitted calls' tasks,
-        which then send `stuck_error`.
+        """Watch the log, until cancelled. If the log cannot be written for STUCK_S seconds
+        (serve/requests/health.py), cancel all admitted calls' tasks, which then send `stuck_error`.
         """
         while True:
             stuck = self._engine.readiness().stuck

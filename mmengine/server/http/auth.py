@@ -62,8 +62,9 @@ class ApiKeys:
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
         """Return the owner of the key in `Authorization: Bearer …` or `x-api-key`.
 
-        The owner is the beginning of the key's digest. Returns None for an unknown key, and "" without keys.
-        The time does not depend on the key, because the key is compared with every known key.
+        The owner is the beginning of the key's digest, which hides the key. Returns None for an unknown key,
+        and "" without keys. The time does not depend on the key, because the key is compared with every known
+        key.
         """
         if not self._digests:
             return ""

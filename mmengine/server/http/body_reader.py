@@ -127,7 +127,9 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes, for example when the body has become a request."""
+        """Release the bytes, for example when the body has become a request. The engine limits the memory for
+        requests.
+        """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
         self.added(count, -count)

@@ -28,9 +28,9 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat.
 
     `is_built`: whether the weights are loaded and recovered requests may run. `is_regular`: whether
-    heartbeats come at a fixed interval from now on. `is_serving`: whether clients get responses. `reasons`:
-    why the server is not ready. `num_tokens`: output tokens since the process's start. `is_frozen`: whether a
-    stuck engine step requires a process restart.
+    heartbeats come at a fixed interval from now on, so that a gap is a fault. `is_serving`: whether clients
+    get responses. `reasons`: why the server is not ready. `num_tokens`: output tokens since the process's
+    start. `is_frozen`: whether a stuck engine step requires a process restart.
     """
 
     is_built: bool = False

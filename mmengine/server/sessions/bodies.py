@@ -41,7 +41,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A body for a call that appends content. `index`: the number of requests in the session before this
-    call. The server ignores a repeated call with the same index.
+    call. A repeated call with the same index appends nothing.
     """
 
     content: Content

@@ -26,6 +26,8 @@ class ListPositions:
             self._places.pop(self._gone.popleft(), None)
 
     def of(self, name: str, owner: str) -> int | None:
-        """Return an entry's position, or None if the entry is unknown or has another owner. Thread-safe."""
+        """Return an entry's position, or None if the entry is unknown or has another owner. A later entry has
+        a larger position. Thread-safe.
+        """
         found = self._places.get(name)
         return found[1] if found is not None and found[0] == owner else None

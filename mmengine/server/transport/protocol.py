@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
         return ApiError(ErrorCode.HEAD_TOO_LARGE, text)
 
     def _give_head_up(self) -> None:
-        """Close the connection, because the head did not arrive within body_timeout_s."""
+        """Refuse the request and close the connection: the head did not arrive within body_timeout_s."""
         # No head has begun: the bytes that started the timer belonged to an earlier request's body.
         if not self._num_head_bytes:
             self.timeout_keep_alive_handler()

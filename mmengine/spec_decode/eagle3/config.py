@@ -21,7 +21,7 @@ class Target:
 class HeadConfig:
     """The configuration of a draft head.
 
-    In the KV cache, the head's layers come after the target's layers.
+    In the KV cache, the head's layers come after the target's layers, and may have other sizes.
     """
 
     family: str  # the architecture's name, or "speculators"
