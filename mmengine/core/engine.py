@@ -301,9 +301,7 @@ class EngineCore:
                 self._emit(end)
 
     def _process_arrivals(self) -> None:
-        """Record changes of the sessions' block leases, finish requests that are complete, and process
-        arrivals.
-        """
+        """Record changes of block leases, finish requests that are complete, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
