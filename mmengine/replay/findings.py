@@ -14,7 +14,7 @@ FOLD = "fold"  # The rule's name if a decision cannot be applied and no other ru
 
 
 class BrokenRule(NamedTuple):
-    """A rule that a decision breaks.
+    """A rule that a decision breaks, checked on the state before the decision.
 
     `value`: the number that breaks the rule. `limit`: the rule's limit for this number. `can_fold`: whether
     the decision can be applied to the state nevertheless.

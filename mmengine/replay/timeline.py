@@ -6,7 +6,7 @@ scheduler on a logged state.
     step.view.waiting           # the waiting requests
     step.decide()               # `schedule` again, on that state: set a breakpoint in it
 
-Decisions are not compared with the log. The command `verify` compares a whole log.
+Iteration does not compare decisions with the log, unless `decide` was called. `verify` compares a whole log.
 """
 
 from collections import deque
@@ -188,16 +188,16 @@ class Step:
     def decide(self) -> list[ev.Event]:
         """Let this build's scheduler decide the rest of the step, and return all decisions of the step.
 
-        Afterwards, the state is the state just before the step runs. The decisions equal `logged` if the same
-        version wrote the log.
+        Afterwards, the state is the state just before the step runs. The decisions equal `logged` if the log
+        is correct and was written with this build's rules.
         """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """Yield the step's remaining logged decisions, and apply each decision after yielding it. Ends at a
-        decision that cannot be applied.
+        """Yield the step's remaining logged decisions, and apply each decision after yielding it. Ends after
+        yielding a decision that cannot be applied.
         """
         for record in self._records[len(self.decided) :]:
             yield record.event
@@ -226,7 +226,8 @@ class Step:
 def _most_decisions(state: State) -> int:
     """Return an upper limit on the number of events in a step.
 
-    A scheduler that exceeds the limit never ends the step.
+    A step frees and assigns each row at most once, and evicts each media item at most once. Each such change
+    takes at most one session's lease. A scheduler that exceeds the limit never ends the step.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8

@@ -22,7 +22,7 @@ class Divergence:
 
     If a digest differs: `columns` and `requests` say where the states differ, if the log contains enough
     data. `requests` are pairs (id, row), with row -1 for a waiting request. `agreed`: record number and step
-    number of the last digest that was equal. `broken`: the invariant that the logged decision breaks, or
+    number of the last digest that was equal. `broken`: the rule that the logged decision breaks, or
     None. `events`: the logged and the derived event, if known. `rows`: maps each running row to its request.
     `last_rows`: the previous step's rows.
 

@@ -17,7 +17,7 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """The encoder's intermediate state for a single item, up to a gigabyte.
+    """The encoder's intermediate state for a single item. The state may take a gigabyte.
 
     The state is kept until the last part of the item was computed, or until `drop` is called.
     """

@@ -20,9 +20,8 @@ class RepetitionWatcher:
         self._recent = np.full((max_rows, 0), _NOTHING, np.int32)  # [rows, P], a ring of the last P tokens
         # [rows, P], column p - 1: how many consecutive tokens at the end equal the token p positions earlier.
         self._matches = np.zeros((max_rows, 0), np.int32)
-        self._needed = np.zeros(
-            (max_rows, 0), np.int32
-        )  # [rows, P], number of matches at which an answer ends; 0: the period is not checked
+        # [rows, P], number of matches at which an answer ends; 0: the period is not checked
+        self._needed = np.zeros((max_rows, 0), np.int32)
         self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
         self.has_repeated = np.zeros(max_rows, bool)  # whether the answer had a repetition at admission
 

@@ -151,7 +151,7 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """For each kind of graph: the number of replays, and the number of uncaptured runs by reason.
+        """For each kind of graph: the number of replays, and the number of runs without a replay by reason.
 
         The kinds are "steps", "chains" (a draft head's passes) and "encodings" (encoder calls).
         """
@@ -167,7 +167,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count."""
+        """Each drafter's name and failure count, by drafter number."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:

@@ -20,9 +20,10 @@ MAX_STOPS = 1000
 
 
 class Write(NamedTuple):
-    """The last record that changed an object, such as a block. `position`: the record's number. `event`: the
-    event's class. `text`: the record's effect and the reason. `change`: the object's values before and after
-    the record. `owners`: for a block, the requests with this block before and after the record.
+    """The last record that changed an object, such as a block. `position`: the record's number. `step`: the
+    record's step. `event`: the event's class. `text`: the record's effect and the reason. `change`: the
+    object's values before and after the record. `owners`: for a block, the requests with this block before
+    and after the record.
     """
 
     position: int
@@ -47,8 +48,8 @@ def open_debugger(
 class Debugger:
     """A debugger for a log.
 
-    `can_evaluate`: whether conditions may be Python expressions. Methods that move return the reason for
-    stopping, or "" at the log's beginning or end.
+    `can_evaluate`: whether conditions may be Python expressions, which only a terminal allows. Methods that
+    move return the reason for stopping, or "" at the log's beginning or end.
     """
 
     def __init__(self, navigator: Navigator, *, can_evaluate: bool = False):
@@ -256,9 +257,8 @@ class Debugger:
 
 
 class _Continued:
-    """Wraps a walker (the object that decides where a search stops). A new search continues with the state
-    from the
-    last search.
+    """Wraps a walker (the object that decides where a search stops). A new search continues with the walker's
+    state from the last search.
     """
 
     def __init__(self, walker: Walker):

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. LogReader would read the whole segment. This reader skips the
-frames (groups of records) before the position.
+"""Reads a log's records from any position. LogReader would begin at the segment's first record. This reader
+skips the frames (groups of records) before the position.
 """
 
 from bisect import bisect_right

@@ -38,7 +38,7 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """A failure. `kind`: one of KINDS, but not "any". `step`: the running or next step, or -1 if a user's
+    """A failure. `kind`: one of KINDS, but not "any". `step`: the open or next step, or -1 if a user's
     command reported the failure. `present`: the requests that were waiting or running at that step, if known.
     """
 

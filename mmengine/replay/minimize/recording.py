@@ -68,8 +68,8 @@ class Recording:
         shrink.fewest(units, fails)
 
     def play(self, kept: set[str], sink: Sink | None = None) -> Failure | None:
-        """Apply the events for the requests `kept`, and return the first failure, or None. Events before the
-        failure are appended to `sink`.
+        """Apply the events for the requests `kept`, and return the first failure, or None. All events up to
+        the failure are appended to `sink`, including an event that fails.
         """
         state = State(self._config)
         watcher = Watcher(state, {self.failure.kind}, has_outputs=False)
@@ -101,8 +101,9 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a failure has the same signature as the log's failure. For wrong prefix cache
-        hits, the numbers in the texts must be equal, too.
+        """Return whether a failure has the same signature as the log's failure. For wrong prefix cache hits,
+        the numbers in the texts must be equal, too. These numbers change when the request that computed the
+        hit blocks is removed.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]
@@ -171,7 +172,7 @@ def _split(state: State, record: Record) -> Piece:
 
 
 def _broken_by(state: State, event: ev.Event) -> Failure | None:
-    """Return a failure for the first rule that an event breaks, or None."""
+    """Return a failure for the first rule that an event breaks, with all texts for this rule, or None."""
     first: str | None = None
     texts: list[str] = []
     for broken in broken_rules(state, event):

@@ -75,7 +75,9 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Read the logs. Return the path of each core id, and the error of each damaged log."""
+    """Read the logs. Return the path of each core id, and the error of each damaged log. Core ids are in the
+    order of their first occurrence.
+    """
     hops: dict[str, list[Hop]] = {}
     broken: dict[Path, str] = {}
     for log in logs:

@@ -16,12 +16,12 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A prefix block that was computed and, usually, evicted later.
+    """A period in which a prefix block was cached.
 
-    `since`, `by`: the step and the request that computed the block. `until`: the step that evicted the block,
-    or -1 while it is cached. `why`: the reason for the eviction. `taken_by`: the request that got the block's
-    memory. `note`: a remark if this build's scheduler would have evicted other blocks than the log records;
-    otherwise "".
+    `since`, `by`: the step and the request that computed the block. `until`: the step in which the block left
+    the cache, or -1 while it is cached. `why`: the reason, such as an eviction or a cache reset. `taken_by`:
+    the request that got the block's memory. `note`: a remark if this build's scheduler would have evicted
+    other blocks than the log records; otherwise "".
     """
 
     since: int
@@ -124,7 +124,7 @@ def _holder(state: State, block: int) -> str:
 
 
 def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
-    """Return why the record evicted the blocks, and the request that got the blocks, or ""."""
+    """Return why the record removed the blocks from the cache, and the request that got the blocks, or ""."""
     match record.event:
         case ev.Admitted(request_id=name):
             return "taken", name

@@ -37,7 +37,7 @@ class Selection(NamedTuple):
 
     @property
     def selects(self) -> bool:
-        """Whether a criterion is set."""
+        """Whether a criterion or an order is set."""
         return self != Selection()
 
     def has(self, line: RequestLine) -> bool:

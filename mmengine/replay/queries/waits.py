@@ -10,8 +10,8 @@ from mmengine.replay.queries.wording import Words
 class Wait(NamedTuple):
     """A step in which the request was not scheduled.
 
-    `since_ns`: time since the request's arrival. `ahead`: if this request waits for an earlier request, the
-    earlier request's own reason; else None.
+    `since_ns`: time since the request's arrival. `ahead`: if this request waits for another request, the
+    other request's own reason; else None.
     """
 
     step: int

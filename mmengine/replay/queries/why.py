@@ -77,7 +77,7 @@ def why(folder: Path, request_id: str, findings: Findings | None = None) -> list
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return a session request's QUEUED event, with the session's tokens before the request's own."""
+    """Return the request's QUEUED event. For a session's request, the session's tokens come first."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.with_session_prefix(state, record.event)
@@ -105,7 +105,7 @@ class _Inquiry:
         self._rules = Rules(self.view, is_ours)
         self._words = words_of(log.started, -1 if difference is None else difference.step)
         self._difference = difference
-        self._expected: Expected = UNKNOWN  # The rules' decision for the current step.
+        self._expected: Expected = UNKNOWN  # The rules' decision before the last scheduling event.
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
         self._waits: list[Wait] = []

@@ -97,7 +97,7 @@ def _head(collected: Collector, name: str) -> dict[str, Any]:
 
 def _columns(collected: Collector) -> dict[str, np.ndarray]:
     """Return the page's data by name: one array for each field, int32 or float64. Step numbers are relative
-    to the log's first step.
+    to the log's first step. Segments are sorted by lane.
     """
     first, lanes = collected.first_step, collected.lanes
     num_steps = len(collected.steps["rows"])

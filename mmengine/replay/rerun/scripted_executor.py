@@ -13,9 +13,8 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled_rows import sampled_rows
 from mmengine.simulation.simulated_executor import CostModel
 
-Ends = tuple[
-    tuple[int, str], ...
-]  # For each row that ends: the index in the step's rows, and the stop or error.
+# For each row that ends: the index in the step's rows, and the stop or error.
+Ends = tuple[tuple[int, str], ...]
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 

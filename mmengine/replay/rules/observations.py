@@ -1,4 +1,6 @@
-"""Checks a log's observations (events from outside the engine) against the state."""
+"""Checks a log's observations (events from outside the engine) against the state. A false observation makes
+the log corrupt.
+"""
 
 import numpy as np
 

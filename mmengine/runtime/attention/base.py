@@ -71,8 +71,8 @@ class AttentionBackend(Protocol):
     """
 
     reads_unwritten: bool
-    """Whether `run` reads KV after a row's last token, with weight 0. If so, blocks are zeroed before use,
-    because 0 times an old NaN is NaN.
+    """Whether `run` reads KV after a row's last token, with weight 0. If so, blocks are zeroed before
+    their first use, because 0 times an old NaN is NaN.
     """
 
     captures: bool

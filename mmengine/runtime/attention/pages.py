@@ -50,7 +50,8 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """Return the maximum number of pages for a row.
 
-    A row needs pages for the longest possible request in a pool with `num_blocks` blocks, and for drafts.
+    A row needs pages for the longest request that the model and a pool with `num_blocks` blocks allow, and
+    for drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
@@ -69,7 +70,7 @@ def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size:
 def _lists(
     query_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return query_starts, page_starts, pages and last_page_len."""
+    """Return query_starts, page_starts, pages and last_page_len. Each row must have at least one token."""
     num_pages = -(-kv_lens // block_size)
     own = np.arange(table.shape[1]) < num_pages[:, None]
     return (

@@ -182,8 +182,8 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Return `Group.pages` for a block table, int64 [g, b]. Only blocks for kv_len tokens
-        are included.
+        """Return `Group.pages` for a block table, int64 [g, b]. Only blocks for kv_len tokens are
+        included.
         """
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)

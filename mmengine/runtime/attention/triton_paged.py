@@ -45,8 +45,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """Return a buffer slice for each list: first the slots and the addresses for K and V (int64 [3, t]),
-        then the lists of a Work.
+        """Return a buffer slice for each list: first the slots and the pool indices for K and V (int64
+        [3, t]), then the lists of a Work.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -82,7 +82,8 @@ class TritonPagedAttention:
         self._programs = _programs(kv.device, spec.num_kv_heads)
         self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # for captured steps
         self._captured: dict[Bucket, tuple[torch.Tensor, Work]] = {}
-        self._step: tuple[torch.Tensor, Work]  # slots and addresses for K and V, int64 [3, t]; set by `begin`
+        # The slots and the pool indices for K and V, int64 [3, t]. Set by `begin`.
+        self._step: tuple[torch.Tensor, Work]
         self._kernels = kernels or _compiled_kernels(spec, kv, one_tile)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -161,8 +162,8 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the slots and K/V addresses (int64 [3, t]), and the Work. Both use views into `there`, which
-        contains the packed lists on the device.
+        """Return the slots and the pool indices for K and V (int64 [3, t]), and the Work. Both use views into
+        `there`, which contains the packed lists on the device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)

@@ -45,7 +45,9 @@ class Channel:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: MessageKind, body: bytes = b"") -> None:
-        """Send a message. Raises ChannelClosed if the peer is gone."""
+        """Send a message. Raises ChannelClosed if the peer is gone; the channel can then send no more
+        messages.
+        """
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)

@@ -73,8 +73,8 @@ class Followers:
                 channel.send(MessageKind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each rank has sent READY. Raises ConfigError if a rank ends, sends an error, or exceeds
-        `timeout_s`.
+        """Wait for the next READY from each rank. Raises ConfigError if a rank ends, sends an error, or
+        exceeds `timeout_s`.
         """
         self._await(MessageKind.READY, timeout_s)
 

@@ -5,8 +5,8 @@ NCCL cannot pair an exchange in a replayed graph with an exchange outside a grap
 ranks replay the same graph, or no rank replays. All ranks choose alike, because the choice depends only on
 the plan. A rank that fails in a step replays the graph without rows (group.py).
 
-A capture may fail on a single rank. Before each captured pass, each rank sends a word that describes its
-progress. The ranks continue only if all words are equal.
+A capture may fail on a single rank. Before each captured pass and each warm-up pass, each rank sends a word
+that describes its progress. The ranks continue only if all words are equal.
 """
 
 from collections.abc import Callable, Iterable

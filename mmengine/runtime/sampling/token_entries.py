@@ -21,8 +21,8 @@ def token_entries(
 ) -> TokenEntries:
     """Return (row, pairs) for each sampled position with logprobs or a confidence. `places` [p]: each
     position's row; positions with NO_PLACE are left out. If the row has logprobs, `pairs` begins with (token
-    id, logprob) for the chosen token, and then for the likeliest tokens. The chosen token may appear again.
-    If the row has a confidence, `pairs` ends with the pairs from `pairs_of`.
+    id, logprob) for the chosen token, and then for the likeliest tokens in descending order. The chosen token
+    may appear again. If the row has a confidence, `pairs` ends with the pairs from `pairs_of`.
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

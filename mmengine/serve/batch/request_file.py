@@ -58,8 +58,8 @@ class RequestFile:
     """Iterates over a shard's lines as jobs. Yields the error for an invalid line.
 
     Indices count the shard's lines from 0. `answered`: the indices whose answers are already in the answer
-    file. `media_options`: options that apply to the media in all prompts. `custom_ids`: the ids of lines
-    without an answer.
+    file. `media_options`: options that apply to the media in all prompts. `custom_ids`: each line's id, until
+    `answer_line` takes the id.
     """
 
     def __init__(

@@ -114,9 +114,9 @@ class PooledAnswers(ABC):
     ) -> list[float]:
         """Return the relevance score for each (query, document) pair.
 
-        A single query is paired with all documents. A reranker's score is the probability of the answer
-        "yes", or the log-odds with `raw`. An embedding model's score is the cosine between the two vectors.
-        Raises InvalidRequest, for example for a chat model.
+        A single query is paired with all documents. A reranker's score is the probability of "yes" rather
+        than "no", or the log-odds with `raw`. An embedding model's score is the cosine between the two
+        vectors. Raises InvalidRequest, for example for a chat model.
         """
         asked, found = inputs_of(queries), inputs_of(documents)
         call = ScoreCall(

@@ -29,7 +29,7 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's token count after an append, and the number of prefix cache hits."""
+    """The session's token count after an append, and how many tokens were prefix cache hits."""
 
     num_tokens: int
     num_cached_tokens: int

@@ -206,7 +206,7 @@ class TypedAnswers(ABC):
 
         A box is the value for a key `bbox_2d`, or for a schema with `"x-mmengine-box": true`. `value` has
         JSON types. Coordinates refer to the image before resizing and EXIF rotation. `Box.problem` says why a
-        box is outside the image. Raises InvalidRequest if the plugin does not declare a box format.
+        value is not a box in the image. Raises InvalidRequest if the plugin does not declare a box format.
         """
         return answer_boxes(value, schema, image, self.box_unit(), self.processor)
 

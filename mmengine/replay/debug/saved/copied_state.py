@@ -1,5 +1,5 @@
-"""Copies a state's objects for the debugger. The debugger cannot use snapshots, because a snapshot may fail
-after a decision that breaks a rule.
+"""Copies a state's objects for the debugger. The debugger uses these copies after a decision that breaks a
+rule, because a snapshot may then fail.
 """
 
 from copy import deepcopy

@@ -1,9 +1,9 @@
 """Keeps a long log's saved states in the user's cache. The debugger then opens the log again without a full
 read.
 
-A cached file is used only if the log's folder, its first record, its record at the last saved state, and
-mmengine's version are unchanged. The cache is not in the log's folder, because a log from a stranger could
-contain false states.
+A cached file is used only if the log's folder, its first record, its STARTED event, its record at the last
+saved state, and mmengine's version and decision rules are unchanged. The cache is not in the log's folder,
+because a log from a stranger could contain false states.
 """
 
 import hashlib

@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
     `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`:
     `time_ns` minus the record's timestamp, which comes from the recording process's clock. `offset`: the
-    record's first byte in its segment.
+    first byte of the record's frame in the segment.
     """
 
     position: int

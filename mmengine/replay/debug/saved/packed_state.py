@@ -69,9 +69,8 @@ class PackedState:
             body = _decoder.decode(self.unpacked())
         except msgspec.DecodeError as error:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
-        with (
-            paused_collection()
-        ):  # A long queue creates thousands of objects, which each garbage collection would scan.
+        # A long queue creates thousands of objects, which each garbage collection would scan.
+        with paused_collection():
             requests = self.requests
             return snapshot.filled_around(
                 body, requests.config, lambda state: requests.restore(self.live, state)

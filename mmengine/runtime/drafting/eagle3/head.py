@@ -1,5 +1,5 @@
-"""The network of an EAGLE-3 draft head (arXiv 2503.01840). Supports EAGLE 3.1's flags in the
-head's config.
+"""The network of an EAGLE-3 draft head (arXiv 2503.01840). Supports EAGLE 3.1's flags in the head's
+config.
 """
 
 from collections.abc import Callable
@@ -57,8 +57,8 @@ class DraftHead(HeadNetwork):
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Return the target's states [t, aux_layers * target_hidden_size], projected to [t, h]
-        for `forward`.
+        """Return the target's states [t, aux_layers * target_hidden_size], projected to [t, h] for
+        `forward`.
         """
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
         if len(norms) == 1:
