@@ -26,9 +26,9 @@ class Tile(NamedTuple):
     stages: int  # length of the prefetch pipeline
 
 
-# A layer uses the widest tile that divides its columns into at least MANY tiles. A decode step with a single
-# row tile then has about 2 MB of weights in flight, enough to hide the memory latency. The tiles have 64
-# rows, because sm_90's wgmma needs at least 64. Empty rows cost little time, because small steps are
+# A 16-bit layer uses the widest tile that divides its columns into at least MANY tiles. A decode step with a
+# single row tile then has about 2 MB of weights in flight, enough to hide the memory latency. TILES_16 have
+# 64 rows, because sm_90's wgmma needs at least 64. Empty rows cost little time, because small steps are
 # memory-bound. On GPUs below sm_90, all tiles fit into 99 KiB of shared memory.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))

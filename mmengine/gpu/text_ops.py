@@ -2,9 +2,9 @@
 device.
 
 FlashInfer, or Triton if FlashInfer is missing, provides the norms and the gate. The rotation is a Triton
-kernel that includes the norms of q and k and the store into KV blocks. torch provides the matmuls. torch also
-replaces a kernel that does not build, or that differs from torch on a small example. With batch invariance,
-all operations are Triton kernels. This module has not yet run on a GPU.
+kernel, because no library combines M-RoPE, the norms of q and k, and the store into KV blocks. torch provides
+the matmuls. torch also replaces a kernel that does not build, or that differs from torch on a small example.
+With batch invariance, all operations are Triton kernels. This module has not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence

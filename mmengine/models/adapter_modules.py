@@ -1,5 +1,5 @@
 """Lists the modules that LoRA adapters may change: linear layers in attention, dense MLPs, delta nets and the
-vision tower.
+vision tower. Does not import torch.
 """
 
 import re

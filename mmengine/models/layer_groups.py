@@ -11,7 +11,7 @@ from dataclasses import replace
 from mmengine.block_groups import MAX_GROUPS, BlockGroup
 from mmengine.models.spec import LayerAttention, ModelSpec
 
-PADDING_SHARE = 0.25  # Maximum empty share of a block, on average over the groups.
+PADDING_SHARE = 0.25  # Maximum number of empty layer slots in all groups, per layer with KV.
 
 
 def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:

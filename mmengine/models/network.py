@@ -148,8 +148,8 @@ def load_network(
     """Load a network from the weights in `folder`, cast to `dtype` ("float32", "bfloat16" or "float16").
 
     `shard`: load only this rank's shard. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`:
-    weight format for the decoder's matrices (only on a CPU in bfloat16). `activations`: "int8" to quantise a
-    layer's input rows.
+    weight format for the decoder's matrices (only on a CPU in bfloat16). `activations`: "int8" to quantise
+    the input rows that are multiplied by integer codes.
 
     Raises ModelError for an unsupported model. Raises ConfigError for an unusable device or dtype, for
     kernels that do not run on the device, and if the model cannot be split over the ranks.

@@ -89,7 +89,7 @@ class Processor(Protocol):
 
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # The sampling defaults in generation_config.json.
-    fingerprint: str  # A hex digest. Equal digests guarantee equal pixels and prompts.
+    fingerprint: str  # A hex digest. With equal digests, equal input gives equal pixels and prompts.
     # Maximum prompt length, set by the engine. Tokenization stops early if a text certainly exceeds the
     # limit.
     max_prompt_tokens: int
@@ -328,8 +328,8 @@ class VisionLanguageModel(Protocol):
 
         `embeds`: [t, hidden]. `deepstack`: [num_deepstack, t, hidden], zero at text tokens, or None.
         `positions`: int64 [3, t]. `aux_hidden_states`: its `rows` are filled, for draft heads. `states`: for
-        models with `spec.state`. With None, such a model treats all tokens as a single row with an empty
-        state.
+        models with `spec.state`. With None, all tokens form a single row that starts with an empty state, and
+        the model keeps no state.
         """
 
     def logits(self, hidden: Any) -> Any:
@@ -359,8 +359,8 @@ class ModelPlugin(Protocol):
         `shard`: load only this rank's share of the text decoder. `spec` then counts only this rank's heads.
         Only rank 0 has the vision tower and the LM head. A plugin without tensor parallelism may omit this
         parameter. `batch_invariant`: prefer batch-invariant kernels to faster kernels. `quantize`: the
-        matrices' quantised format. `activations`: "int8" to quantise a layer's input rows before the matrix
-        product. The engine passes only options that a user sets.
+        matrices' quantised format. `activations`: "int8" to quantise the input rows that are multiplied by
+        integer codes. The engine passes only options that a user sets.
         """
 
     # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`. It

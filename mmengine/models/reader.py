@@ -2,8 +2,9 @@
 matrix.
 
 mmengine.checkpoint checks names and shapes before memory is allocated. An untrusted folder therefore cannot
-use more memory than its files' sizes justify. safetensors files are mapped. A matrix is read in pieces. A
-piece is a view into the file, or a copy if it must be cast.
+use more memory than its files' sizes justify. safetensors files are mapped. Matrices are read in pieces. A
+piece is a view into the file if the stored dtype is the right dtype. Otherwise, memory contains only a single
+converted piece at a time.
 """
 
 import math

@@ -48,7 +48,8 @@ class Decoder:
         `deepstack`: None, or [n, t, hidden]; `deepstack[i]` is added to layer i's output. `cos`, `sin`:
         float32 [t, rotary_dim / 2]. `attention`: an AttentionPort. If the port has a `step_address`, the
         kernels read and write the KV cache themselves. `aux_rows`: n layer indices, and an output tensor [t,
-        n * hidden] for the inputs of these layers; the index num_layers means the final norm's input.
+        n * hidden] with contiguous rows for these layers' inputs. The index num_layers means the final norm's
+        input.
         `states`: required by a decoder with delta nets, refused by all others. `lora`: adapters for the
         linear layers, in the order of DECODER_LINEARS within each layer.
         """

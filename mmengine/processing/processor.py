@@ -42,8 +42,8 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements mmengine.models.plugin.Processor. Raises ModelError if the description contradicts its
-    tokenizer.
+    """Implements mmengine.models.plugin.Processor. Only caches are mutable. Raises ModelError if the
+    description contradicts its tokenizer.
     """
 
     def __init__(self, described: Description) -> None:

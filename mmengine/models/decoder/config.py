@@ -71,7 +71,7 @@ class DecoderConfig:
     # Whether q_proj also computes a gate for each head. In q_proj's output, the gate follows the head's q.
     # The gate's sigmoid scales the head's output.
     gated: bool = False
-    norm_offset: bool = False  # Whether norms add 1 to their weights.
+    norm_offset: bool = False  # Whether norms add 1 to their weights and round once.
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
 

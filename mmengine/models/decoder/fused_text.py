@@ -65,8 +65,8 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
-                # Text tokens have zero deepstack features, so they get the same bits as in a step without
-                # media.
+                # The next norm uses the same kernel as without deepstack. Text tokens have zero features, so
+                # they get the same bits as in a step without media.
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)

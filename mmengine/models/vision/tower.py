@@ -30,7 +30,7 @@ from mmengine.models.vision.segments import (
 from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
-# From this hidden size on, torch's float32 matrix products are faster than the packed kernels.
+# From this hidden size on, torch multiplies many float32 rows faster than the packed kernels.
 _WIDE = 512
 # Maximum number of patches in all cached GridTables together.
 _MAX_CACHED_PATCHES = 16384

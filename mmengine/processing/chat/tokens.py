@@ -168,8 +168,8 @@ class ChatTokenizer:
 
 
 # Code point -> byte in byte-level BPE (Radford et al., GPT-2, 2019). A byte that is printable in Latin-1 is
-# spelled as itself; any other byte is spelled as a code point from 256 on. Characters that spell no byte map
-# to 65535, which cannot be encoded in Latin-1.
+# spelled as itself; any other byte is spelled as a code point from 256 on. Latin-1 characters that spell no
+# byte map to 65535, which cannot be encoded in Latin-1.
 _PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
 _BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}

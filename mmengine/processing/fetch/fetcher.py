@@ -43,8 +43,8 @@ class Lookups:
         self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def addresses(self, url: Url, deadline: Deadline) -> list[IPAddress]:
-        """Return all addresses of the host. Raises FetchRefused if an address is not allowed, and AttemptOver
-        at the deadline.
+        """Return all addresses of the host. Raises FetchRefused if an address is not allowed, for an unknown
+        name, and at the deadline. Raises AttemptOver after a cancellation.
         """
         found = [url.literal] if url.literal is not None else self._lookup(url.host, deadline)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
@@ -90,6 +90,7 @@ class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
     `on_fetched`: called with the outcome of each fetch. Only tests pass `resolve`, `is_allowed` and `tls`.
+    Without `tls`, the system's certificate authorities are trusted.
     """
 
     def __init__(

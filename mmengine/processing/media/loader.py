@@ -58,7 +58,7 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: identifies the model and its encoder in media hashes."""
+    """Loads media through the cache. `hash_key`: identifies the encoder and the patch rules in hashes."""
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()

@@ -99,7 +99,7 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit the processor time from now on. The limit also ends the process after its engine was killed."""
+    """Limit the processor time from now on. The limit ends a busy process even if the engine was killed."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s

@@ -24,7 +24,7 @@ MM_INLINE __m512i interleave(const uint16_t* first, const uint16_t* second, int 
 #if !defined(__AMX_BF16__)
 constexpr int kVectors = 4;  // each holds 16 sums of a row
 
-// Adds to sums[r][j], for each pair p: pair p at a + r * row, times the 16 pairs at b + j * vector + p * 32.
+// Adds to sums[r][j], for each p: pair p in the row at a + r * row, times the 16 pairs at b + j * vector + p * 32.
 template <int N>
 MM_INLINE void add_pairs(const uint16_t* a, int64_t row, const uint16_t* b, int64_t vector, int pairs,
                          __m512 (&sums)[kRows][N]) {

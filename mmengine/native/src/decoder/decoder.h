@@ -67,7 +67,8 @@ int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* ste
                            void* const* kv_layers);
 
 // The parts of a layer before and after attention, for a caller that computes attention itself. The first function
-// writes q, k and v to step->qkv, and the second reads attention's output from `mixed`.
+// writes q, k and v to step->qkv, and the second reads attention's output from `mixed`. The results equal
+// mm_decoder_forward's.
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                    const void* mixed, int64_t mixed_stride);
@@ -76,7 +77,8 @@ int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_s
 int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t place);
 
 // mm_decoder_heads computes q, k and v from the normed `inputs`, whose rows are input_stride values apart.
-// mm_decoder_attend computes attention over the paged cache, from step->qkv to step->mixed.
+// mm_decoder_attend computes attention over the paged cache, from step->qkv to step->mixed. The results equal
+// mm_decoder_forward's.
 int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, const void* inputs,
                          int64_t input_stride);
 int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step, const mm_attention_step* attention,

@@ -6,7 +6,7 @@
 //
 // bfloat16 models round each intermediate result: the router's logits, the probabilities (softmax in float32), an
 // expert's output, and its product with the probability. The products are summed in float32, starting with the
-// likeliest expert. A row's result depends neither on other rows nor on the number of threads.
+// likeliest expert, and the sum is rounded. A row's result depends neither on other rows nor on the number of threads.
 #pragma once
 
 #include "linear/linear.h"

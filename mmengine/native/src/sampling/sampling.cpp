@@ -32,8 +32,8 @@ struct Best {
   }
 };
 
-// Returns the Gumbel noise for u = (bits + 1/2) / 2^32, rounded to float32 as in gumbel.py. The logarithms have float64
-// precision.
+// Returns the Gumbel noise for u = (bits + 1/2) / 2^32. u is rounded to float32 as in gumbel.py. The logarithms have
+// float64 precision.
 float noise_of(uint32_t bits) {
   float u = std::min(((float)bits + 0.5f) * 0x1p-32f, 0x1.fffffep-1f);
   return (float)-std::log(-std::log1p(-(double)u));
