@@ -2,7 +2,8 @@
 
 The rule is OpenSSH's "strict modes", applied to every folder from the root down: a folder belongs to root or
 to the process's user, and no other user can write to the folder. Sticky folders such as /tmp are allowed
-above the opened folder, because only the owner can move or delete a folder inside a sticky folder.
+above the opened folder. Inside a sticky folder, other users cannot move or delete the next folder on the
+path.
 """
 
 import errno
@@ -75,7 +76,7 @@ class _Walk:
         """Raise BadModes if another user could change the folder.
 
         `is_last`: whether the folder is the last on the path. Before the last folder, sticky folders are
-        allowed.
+        allowed, because the next folder's owner is checked too.
         """
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):

@@ -33,7 +33,7 @@ def child_of(value: object, name: str) -> object:
 
 
 def local_target(root: object, reference: str) -> object:
-    """Return the schema to which `reference` leads, or None if it leads out of `root`."""
+    """Return the schema in `root` at a reference (# or #/…), or None for any other reference."""
     if reference == "#":
         return root
     return reduce(child_of, pointer_names(reference[1:]), root) if reference.startswith("#/") else None

@@ -88,7 +88,7 @@ def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
 
 @contextmanager
 def _witnessed(modules: list[nn.Module]) -> Iterator[list[Tensor | None]]:
-    """Make the layers return their inputs, and collect the masks that the layers get."""
+    """Inside the context, the layers return their inputs, and the list collects the layers' masks."""
     masks: list[Tensor | None] = []
 
     def witness(hidden: Tensor, *given: object, attention_mask: Tensor | None = None, **_: object) -> Tensor:

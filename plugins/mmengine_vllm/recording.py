@@ -110,7 +110,7 @@ class Recording:
         self.recorder.scheduled(output, *args)
 
     def executed(self, *args: VllmObject) -> None:
-        """Record a call of `update_from_output`. If due, begin a new log folder or a new ring."""
+        """Record a call of `update_from_output`. If due, begin a new log folder or a new ring base."""
         self.recorder.executed(*args)
         due = self._series.is_due() if self._series is not None else False
         if self._ring is not None:

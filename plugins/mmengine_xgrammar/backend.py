@@ -148,7 +148,7 @@ class XMatcher:
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
         """Consume tokens up to the first token that the grammar does not allow. Returns the number of
-        consumed tokens.
+        consumed tokens. The matcher stays valid.
         """
         taken = 0
         while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):

@@ -298,7 +298,9 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Return `body`, repeated `low` to `high` times."""
+    """Return `body`, repeated `low` to `high` times. xgrammar's own counts are fast enough for items and
+    members.
+    """
     if high == 0:
         return EMPTY
     return f"({body}){{{low},{'' if high is None else high}}}"

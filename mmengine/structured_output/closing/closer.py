@@ -8,9 +8,8 @@ from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
 
 DEEP = 32  # From this number of open brackets on, a completion is derived from the previous completion.
-MAX_DROPPED = (
-    8  # Maximum number of tokens that a derived completion drops from the previous completion's start.
-)
+# Maximum number of tokens that a derived completion drops from the previous completion's start.
+MAX_DROPPED = 8
 # If a derived completion needs over half the budget, the closer searches for a shorter completion every
 # RESPELLED_EVERY tokens.
 RESPELLED_EVERY = 32
@@ -34,7 +33,7 @@ class Closer:
         """Start a text with at most `budget` tokens.
 
         `path` is the grammar's shortest text. The last `reserve` tokens in the budget can only be used after
-        a `cut`. `ends`: the end-of-sequence tokens, which are allowed wherever the text may end.
+        a `cut`. `ends`: the end-of-sequence tokens, which are allowed exactly where the text may end.
         """
         self.path: list[int] | None = path
         self.left, self._reserve = budget - reserve, reserve
@@ -88,7 +87,7 @@ class Closer:
         """Cut the text after `token_ids` and start its completion. Return whether a completion fits.
 
         `matcher` must have consumed `token_ids`. `behind`: the text that was generated after these tokens. If
-        no new completion fits into the budget, the uncut text is completed instead.
+        no new completion fits into the budget, this method tries the uncut text's completion.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
@@ -110,7 +109,7 @@ class Closer:
         return self.has_repeated
 
     def must_end(self, matcher: Matcher) -> bool:
-        """Return whether the budget or a cut ends the text here."""
+        """Return whether the budget or a cut ends the text here, although the grammar allows more text."""
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()

@@ -66,7 +66,7 @@ def _steps(
     bytes_of: Callable[[int], bytes],
 ) -> list[Step] | None:
     """Return the tokens that contain bytes of the value. If the last token ends exactly where the value ends,
-    also return the next token, because this token could have continued the value.
+    also return the next token, because another token at this position could have continued the value.
 
     Returns None if a token with bytes of the value has no confidence.
     """

@@ -38,6 +38,8 @@ def normalize_schema(
 ) -> NormalizedSchema:
     """Return the schema for the grammar engine as self-contained JSON text, with notes.
 
+    Equal inputs always give equal texts.
+
     `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to the documents
     that references may use; no document is fetched. With `strict_keywords`, unknown keywords are refused.
     Raises SchemaRefused (an InvalidRequest) with the keyword and the JSON pointer if a part is invalid,

@@ -1,5 +1,6 @@
-"""Validates a value against a schema that could not be enforced. Some violations are not found: the number of
-steps is limited, and patterns are not checked, because a client's pattern may run for too long.
+"""Validates a value against a schema that could not be enforced. A reported violation is certain. Some
+violations are not found: the number of steps is limited, and patterns are not checked, because a client's
+pattern may run for too long.
 """
 
 import json

@@ -14,7 +14,8 @@ POOL = 16  # Number of batches whose samples are sorted together by length.
 
 def collate(samples: Sequence[Sample]) -> HeadBatch:
     """Return the samples as a batch, padded at the end. `rows` has the positions at which drafts begin: the
-    last prompt token, and every answer token except the last two.
+    last prompt token, and every answer token except the last two. After these two, a draft has no token to
+    predict.
     """
     length = max(len(sample.ids) for sample in samples)
     counts = [max(1, len(sample.ids) - sample.num_prompt - 1) for sample in samples]

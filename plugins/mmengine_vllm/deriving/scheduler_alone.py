@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Creates the objects for running vLLM's scheduler without a model: a small configuration, requests, and a
-model runner's results.
+model runner's results. Must not import mmengine, because written pytest files contain a copy of this module.
 """
 
 import copy
@@ -32,7 +32,7 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
-# Settings that are no arguments of EngineArgs.
+# Settings for `make_scheduler` and other callers, which EngineArgs does not take.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
     "recorded_groups",
@@ -49,8 +49,8 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a new VllmConfig for a text model. `settings`: arguments of EngineArgs, and the settings in
-    _OF_SCHEDULER, which are ignored.
+    """Return a new VllmConfig for a text model. `settings`: arguments for EngineArgs, and the settings
+    that `_engine_config` pops. Settings in _OF_SCHEDULER are ignored.
     """
     names = sorted(settings.keys() - {*_OF_SCHEDULER})
     return copy.deepcopy(_engine_config(tuple((name, settings[name]) for name in names)))

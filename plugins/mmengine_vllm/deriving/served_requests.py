@@ -133,7 +133,9 @@ def _update(host, output, names, answers, overlaps):
 
 
 def stalled(scheduler, output, is_idle):
-    """Return a description if a call schedules nothing although requests could run, else None."""
+    """Return a description if a call schedules nothing although requests could run, else None. Steps in
+    flight (`is_idle` is False) and a full KV pool are valid reasons to schedule nothing.
+    """
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     decides = output.total_num_scheduled_tokens or output.preempted_req_ids
     if decides or not is_idle or not free or not could_run(scheduler):
@@ -176,7 +178,7 @@ class BlockTables:
 
 
 def decisions(output, groups, block_size):
-    """Return a call's decisions as plain values.
+    """Return a call's decisions as plain values. Running requests come before admitted requests.
 
     "rows": (request, number of tokens). "computed": cached tokens of admitted requests. "tables": block ids
     of admitted requests. "blocks": new block ids of running requests.

@@ -259,7 +259,7 @@ class Scheduler(SchedulerInterface):
         return made
 
     def _take_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs for requests that ended during `schedule`."""
+        """Return each client's outputs that belong to no step (see OutputMaker.of_late)."""
         made = self._outputs.of_late(outputs)
         self._forget_ended(outputs)
         return made

@@ -275,8 +275,8 @@ class _Tokens(TokenizerWrapper):
             return self._encode_again(text)
         if len(text) <= MAX_FORCED_CHARS:
             return self._encode(text)
-        # Encode only the beginning, because the next step encodes the remaining text. Leave out the tokens at
-        # the end, because the following characters may change these tokens.
+        # Encode only the beginning, because every step encodes the remaining text again. Leave out the tokens
+        # at the end, because the following characters may change these tokens.
         beginning = text[:MAX_FORCED_CHARS]
         size = len(beginning[:-MAX_KEPT_CHARS].encode())
         found = self._encode(beginning)

@@ -69,7 +69,7 @@ def _head(options: Mapping[str, object]) -> list[str]:
 def lark_of(text: str, max_digits: int = 0) -> str | None:
     """Return a normalized schema's Lark grammar, or None if llguidance supports the schema as JSON Schema.
 
-    `max_digits`: maximum number of digits in the integer, the fraction and the exponent, for numbers that the
+    `max_digits`: maximum number of digits in each part (integer, fraction, exponent) for numbers that the
     schema does not limit; 0 for no limit. Schemas with more than MAX_HELD characters have no limit, because
     writing them in Lark would hold the GIL for too long.
     """
@@ -204,7 +204,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new rule name."""
+        """Return a new rule name. No other rule's name begins with this name and an underscore."""
         self.rules += 1
         return f"r_{self.rules}"
 
@@ -269,7 +269,7 @@ class _Writer:
     def _distinct(self, given: Json) -> str:
         """Return the expression for an array of distinct values.
 
-        The rule's parameter has a bit for each value that has occurred.
+        Bit n in the rule's parameter says whether value n has occurred.
         """
         values = given["values"]
         assert isinstance(values, list)
@@ -277,7 +277,7 @@ class _Writer:
             int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
         )
         count = len(values)
-        # Maximum number of items that do not match `contains`.
+        # Maximum number of items that do not match `contains`. With more, the required matches would not fit.
         others = min(count - matching, high - least)
         enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
         self.rules += 1

@@ -32,8 +32,8 @@ def grammars_of(
     """Return the grammars as JSON.
 
     `specials` maps the names for special tokens to their ids. Ordinary text never contains special tokens.
-    `ends` has the token ids that end an answer. `max_digits`: maximum digit count in a JSON number's integer,
-    fraction and exponent (0: no limit). Raises InvalidRequest if a tag contains a token that ends an answer.
+    `ends` has the token ids that end an answer. `max_digits`: as in `lark_of` (0: no limit). Raises
+    InvalidRequest if a tag contains a token that ends an answer.
     """
     pieces = _Pieces(specials, ends)
     lines = [

@@ -24,7 +24,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 MAX_EDGES = 4_096
 # If an automaton for uniqueItems has more edges, DistinctItems is tried before a large automaton.
 MAX_SMALL = 64
-MAX_VALUES = 64  # Maximum number of values, because a rule's parameter has a bit for each value.
+MAX_VALUES = 64  # Maximum number of values, because a rule's parameter has 64 bits, a bit for each value.
 MAX_CONTAINS = 4
 
 # A function that registers a new schema under a key, and returns the schema's conjunction.

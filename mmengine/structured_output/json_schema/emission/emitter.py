@@ -301,7 +301,7 @@ class Emitter:
 
     def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
         """Return the pattern without the named properties, whose schemas already include the pattern's
-        schema. Returns None if no key is left.
+        schema. If the names cannot be excluded, returns the whole pattern. Returns None if no key is left.
         """
         if not part or pattern.budget is None:
             return whole_pattern(pattern)

@@ -25,7 +25,7 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum repetition count after a length limit was merged.
+MAX_FOLDED = 20_000  # Maximum number of copies after a length limit is merged into a repetition.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 

@@ -286,7 +286,7 @@ class Shapes:
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
-        """Remove the object constraint if a required property has no possible value. Return the shape."""
+        """Return the shape, without its object constraint if a required property has no possible value."""
         constraint = shape.get("object")
         if isinstance(constraint, Object):
             parts_of = [constraint.property(name) for name in constraint.required]

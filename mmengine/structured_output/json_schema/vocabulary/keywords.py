@@ -106,7 +106,7 @@ STANDARD_FORMATS = frozenset(
 
 MAX_ENUM = 20_000  # Maximum number of values in an enum.
 MAX_COUNT = 100_000  # Maximum value of minItems, minLength and similar keywords.
-EXACT = 2**53  # Largest integer that is exact in the grammar engine, which reads floats.
+EXACT = 2**53  # Integers up to this value are exact in the grammar engine, which reads floats.
 MAX_DECIMALS = 15
 # Maximum number of remainders for a `multipleOf`. The grammar engine has a state for each remainder.
 MAX_REMAINDERS = 250_000
