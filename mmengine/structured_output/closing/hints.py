@@ -37,7 +37,7 @@ class ObjectKeys:
 class Hints:
     """Hints for a grammar.
 
-    `leaves` has scalars as JSON text, shortest first. `texts` has patterns for strings or, if `is_bare`, for
+    `leaves` has values as JSON text, shortest first. `texts` has patterns for strings or, if `is_bare`, for
     the whole answer. `literals` has strings in their JSON spelling, without quotation marks. `keys` has each
     object's properties. `due` has the JSON spelling of each required key in objects whose keys may come in
     any order. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if

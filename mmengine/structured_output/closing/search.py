@@ -63,7 +63,7 @@ class PartialText:
 
 
 class Search:
-    """A search for a completion. `leaves` maps each first byte to the scalars in `hints` that begin with this
+    """A search for a completion. `leaves` maps each first byte to the values in `hints` that begin with this
     byte, each with its tokens. `effort`: maximum number of calls to the matcher. `by_turns`: whether the
     search prefers the least used option to the shortest option.
     """
@@ -275,7 +275,7 @@ class Search:
         return self._append(way, opening[0]) if len(opening) == 1 else self._append_by_turns(way)
 
     def _fitting(self, way: PartialText) -> list[bytes]:
-        """Return scalars that are allowed at this position, shortest first, and only a few for each first
+        """Return values that are allowed at this position, shortest first, and only a few for each first
         byte.
         """
         fitting: list[bytes] = []
