@@ -1,5 +1,5 @@
-"""Tests that a batch survives a killed server process: the next process finishes the batch and answers each
-line once.
+"""Tests that a batch survives a server process that ends at a commit to the store, within an answer line in a
+file, or after a line. The next process finishes the batch, with each line once.
 """
 
 import subprocess

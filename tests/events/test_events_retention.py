@@ -171,7 +171,7 @@ def test_the_oldest_request_counts_not_the_last(days):
 
 
 def test_without_a_snapshot_before_the_oldest_request_no_segment_is_deleted(days):
-    """The log needs this snapshot to restore the state at the request's arrival."""
+    """Without this snapshot, the remaining segments could not restore the state at the request's arrival."""
     days.fill(9)
     days.queue("a")
     days.fill(9)

@@ -38,7 +38,7 @@ def main(kind: str, scratch: Path) -> None:
     settings = json.loads(path.read_text())
     settings["image_processor"]["size"] = LIMITS
     path.write_text(json.dumps(settings))
-    if kind == "qwen2_5_vl":  # GGUF files do not state the window, so the default is used.
+    if kind == "qwen2_5_vl":  # GGUF files do not state the window, so the folder gets the default.
         config = json.loads((folder / "config.json").read_text())
         config["vision_config"]["window_size"] = 112
         (folder / "config.json").write_text(json.dumps(config))

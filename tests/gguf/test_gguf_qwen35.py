@@ -77,8 +77,8 @@ def test_tokens_equal_the_folders(made, tmp_path):
     indirect=["made"],
 )
 def test_tokens_are_transformers(made, tmp_path, kind):
-    """Each quantisation type is tested with a single model. test_gguf_values.py compares the values for all
-    types.
+    """With drafts, the tokens equal transformers' tokens for the same file. Each quantisation type is tested
+    with a single model. test_gguf_values.py compares the values for all types.
     """
     import transformers
 

@@ -151,7 +151,9 @@ def test_all_end_tokens_are_listed(opened):
 
 
 def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
-    """As in llama.cpp, some names mark end tokens. A token with such a name must have the type control."""
+    """As in llama.cpp, some names mark end tokens. A token with such a name ends an answer only if its type
+    is control.
+    """
     tokens = ["<|im_end|>", "<|endoftext|>", *BYTES, "<|eot_id|>", "</s>", "<eos>"]
     keys = {
         "tokens": (ARRAY, (STRING, tokens)),

@@ -185,7 +185,7 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
 
 def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
     """Return the tensors for `model`: matrices of type `kind`, and float32 norms. `hidden`: the model's
-    embedding_length. `ends`: another type for the embedding and the head.
+    embedding_length. `ends`: the type for the embedding and the head; "": `kind`.
     """
     shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
     square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)

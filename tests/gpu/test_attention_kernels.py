@@ -36,8 +36,8 @@ def short_spans():
 
 
 def make(spec, kv, programs=2, **options):
-    """Build a backend without its trial run. If there are more `programs` than tiles, each span has its own
-    program.
+    """Build a backend without its trial run. If there are more `programs` than tiles, each span is
+    computed as a separate part.
     """
     backend = TritonPagedAttention(spec, kv, **({"kernels": load()} | options))
     backend._programs = programs

@@ -65,7 +65,7 @@ def test_unaligned_and_strided_rows_give_the_same(kernels, kernel_device, dots_i
 
 
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
-    """Results are the same with complete and incomplete groups of row tiles."""
+    """Rows have the same results together and alone, with complete and incomplete groups of row tiles."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
     x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])

@@ -84,7 +84,9 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
 
 
 def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kernel_device):
-    """A row alone has another address and fewer best logits than the same row in a batch."""
+    """A row has the same bits alone and in a batch. Alone, the row has another address and fewer best
+    logits.
+    """
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
     likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values

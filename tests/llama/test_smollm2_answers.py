@@ -99,7 +99,7 @@ def test_the_log_verifies(few):
 
 def test_the_default_dtype_answers_the_first_question(few):
     """The default dtype gives float32's answer to the README's first question. On CPUs without bfloat16
-    instructions, the default dtype is float32.
+    instructions, the default dtype is float32, with the weights as stored.
     """
     library = native.load()
     if library is None:

@@ -7,16 +7,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.fp8_folder import LAYERS, is_vision
 
-AWQ_COLUMNS = (
-    0,
-    2,
-    4,
-    6,
-    1,
-    3,
-    5,
-    7,
-)  # The order in which a word stores eight columns, from the low bits up.
+# The order in which a word stores eight columns, from the low bits up.
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def quantised(weight, group, symmetric):

@@ -1,6 +1,6 @@
 """Runs the plugin contract (the tests for every model plugin) with quantised weights. Tokens and
 log-probabilities must equal transformers' results with the dequantised weights. Tests for prompts and configs
-are left out, because other modules run them.
+are left out, because other modules run them with the unquantised folders.
 """
 
 import shutil

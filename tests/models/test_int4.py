@@ -359,8 +359,8 @@ def test_formats_equal_transformers(plain, layout, said):
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
 def test_answers_equal_the_plain_folders(tmp_path, layout):
-    """In bfloat16 only the first tokens are compared, because the kernels multiply codes without rounding the
-    weights to bfloat16.
+    """In float32, all tokens are equal. In bfloat16 only the first tokens are compared, because the kernels
+    multiply codes without rounding the weights to bfloat16.
     """
     for name in ("int4", "plain"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Tests of malicious model files: named pipes, and tokenizers that exhaust time or memory."""
+"""Tests of malicious model files: named pipes, and tokenizers that panic or exhaust time or memory."""
 
 import base64
 import json

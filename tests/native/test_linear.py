@@ -127,9 +127,8 @@ def test_a_row_has_the_same_bits_in_any_batch(library, dtype, n, k, gate_up):
 @pytest.mark.parametrize("m", (1, 6, 64, 400))
 def test_threads_do_not_change_a_bit(library, dtype, m):
     _, _, packed = layer(library, 700, 320, dtype)
-    _, _, narrow = layer(
-        library, 20, 640, dtype
-    )  # n fits in a single block, so only rows can be divided among threads.
+    # In `narrow`, n fits in a single block, so only rows can be divided among threads.
+    _, _, narrow = layer(library, 20, 640, dtype)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
@@ -188,8 +187,8 @@ def address_space():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("gate_up", [False, True])
 def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
-    """The call needs 1.3 GiB. A smaller call could succeed, because malloc may reuse memory that earlier
-    tests freed.
+    """The call needs 1.3 GiB more than the address space limit allows. A smaller call could succeed, because
+    malloc may reuse memory that earlier tests freed. The limit does not cover such reuse.
     """
     _, _, packed = layer(library, 32, 700_000, torch.bfloat16, gate_up=gate_up)
     x = rows_of(1, 700_000, torch.bfloat16).expand(1024, -1)

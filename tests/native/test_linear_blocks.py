@@ -1,5 +1,5 @@
 """Tests linear layers with quantised weights from GGUF files: the decoded weights, products with any number
-of input rows, and layers whose columns have several types.
+of input rows, and layers that join matrices with several types.
 """
 
 from pathlib import Path

@@ -37,8 +37,8 @@ TEXTS = ["the cat sat on the mat", "what is the time, the end", "start and begin
 
 
 def trained(texts=TEXTS):
-    """Return a byte-level BPE tokenizer that puts a BOS token before a text. Its special tokens are also in
-    the ordinary vocabulary.
+    """Return a byte-level BPE tokenizer that puts a BOS token before a text. The tokenizer's special tokens
+    are also in the ordinary vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -67,8 +67,9 @@ DECODER_KINDS = {
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
     """Write a random checkpoint to `folder`, and return transformers' float32 model.
 
-    All parameters are random and larger than transformers' initial values. With transformers' values, greedy
-    text would repeat a token, and norms of 1 and biases of 0 would hide a wrong tensor name.
+    All parameters are random, and matrices have larger values than transformers' initial values. With
+    transformers' values, greedy text would repeat a token, and norms of 1 and biases of 0 would hide a wrong
+    tensor name.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 

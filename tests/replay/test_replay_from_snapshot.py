@@ -124,8 +124,8 @@ def damage(folder, number):
 
 
 def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
-    """Salvage uses a snapshot and the records after the damage, if no request needs an answer from before the
-    damage.
+    """Salvage uses a snapshot after the damage and the later records, if no request needs an answer from
+    before the snapshot. The test damages segment after segment until salvage succeeds.
     """
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):

@@ -230,7 +230,7 @@ def test_scripts_shrink_as_requested(tmp_path):
 
 def test_an_earlier_failure_of_another_kind_is_reported(tmp_path, monkeypatch, capsys):
     """The run crashes before its log can be verified, so `minimize` reports the crash instead of a
-    divergence.
+    divergence, and leaves no files.
     """
     busy_run(tmp_path / "log", 1, num_requests=6)
     real = Playback.step
