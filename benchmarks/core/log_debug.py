@@ -8,7 +8,8 @@ the log once to its end, and the debugger saves states during this read. Then th
 the same process, after opening the log again, and in new processes. With --cache, the debugger uses the saved
 states of an earlier run.
 
-On a busy machine, only the CPU times are reliable.
+Garbage collection is paused during the read and during seeks, as in `mmengine log debug`. On a busy machine,
+only the CPU times are reliable.
 """
 
 import argparse

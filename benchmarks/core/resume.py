@@ -3,7 +3,7 @@
     python -m benchmarks resume [--quick]
 
 A process with the simulated executor writes a log: first long prompts, then 500 concurrent requests. When the
-next snapshot is almost due, the process is killed. Another process resumes the log and decides a step:
+next snapshot is almost due, the process exits abruptly. Another process resumes the log and decides a step:
 
     snapshot   start from the newest snapshot, as usual
     whole      ignore the snapshots and read the whole log

@@ -15,8 +15,7 @@ ITEM_SIZES = (8, 24, 60, 96)  # numbers of embeddings in an item
 
 def stress_requests(count: int, seed: int) -> Iterator[Request]:
     """Yield `count` random requests. Equal seeds give equal requests. Prefixes, media, tenants and priorities
-    are mixed.
-    One prompt in eight has two to four answers, and each answer is a request.
+    are mixed. One prompt in eight has two to four answers, and each answer is a request.
     """
     rng = random.Random(seed)
     prefixes = [_tokens(rng, rng.randint(16, 96)) for _ in range(NUM_PREFIXES)]

@@ -14,8 +14,8 @@ without drafts. The tasks:
 With "auto" and "K chosen", draft_policy goodput decides how many drafts are verified. With the other
 drafters, all drafts are verified.
 
-In the "idle" cells, the engine loads drafters, but no request asks for drafts. These cells measure the
-cost of loaded drafters.
+In the "idle" cells, the engine loads drafters, but no step may draft. The baseline engine has no drafters.
+These cells measure the cost of loaded drafters, but not the time for deciding how much to draft.
 
 Decoding is greedy, in float32, on one thread. Every round generates new pictures and texts, because some
 drafters search past answers. Times are the process's CPU times up to the last token: "decoding" begins after

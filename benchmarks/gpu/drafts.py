@@ -153,8 +153,9 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     """Compare draft chains with and without CUDA graphs, for every number of rows and for the head sizes 128
     and 32.
 
-    With fixed random drafts, both chains must write the same KV. If the head chooses the drafts, both chains
-    must agree in more than half of the drafts. Raises ConfigError if passes cannot be captured.
+    With fixed random drafts, both chains' KV may differ only within the tolerance. If the head chooses the
+    drafts, both chains must agree in more than half of the drafts. Raises ConfigError if passes cannot be
+    captured.
     """
     gaps: list[float] = []
     same = total = 0

@@ -103,8 +103,8 @@ def layer_weights(c: DecoderConfig) -> int:
 
 
 def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
-    """Return the bytes that a decode step must read: all weights once, and the KV of `context` tokens for
-    each row.
+    """Return the bytes that a decode step must read: the matrices in the layers and the head once, and the KV
+    of `context` tokens for each row.
     """
     c = shape.text
     weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size

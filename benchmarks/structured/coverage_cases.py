@@ -39,7 +39,7 @@ def of_suite(folder: Path) -> Iterator[Case]:
 
 
 def _with_draft(schema: Any, draft: str) -> Any:
-    """Return the schema. If the draft is older than 2019-09, add the draft's $schema."""
+    """Return the schema. Add a missing $schema if the draft is older than 2019-09."""
     old = {"draft3": "03", "draft4": "04", "draft6": "06", "draft7": "07"}
     if draft not in old or not isinstance(schema, dict) or "$schema" in schema:
         return schema

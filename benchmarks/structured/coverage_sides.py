@@ -221,7 +221,7 @@ class OursByXGrammar:
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Return mmengine with `Bounds.ordered` set to `ordered`. Without a vocabulary, only `judge` works."""
+    """Return mmengine with `Bounds.ordered` set to `ordered`. Only `judge` works; `vocabulary` is unused."""
     return Ours(None, ordered)
 
 

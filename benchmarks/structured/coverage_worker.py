@@ -20,10 +20,11 @@ MAX_WALKED = 2_000  # maximum number of mask times stored per answer
 
 @dataclass(slots=True)
 class Found:
-    """A case's verdict. "over": a valid text was refused. "under": an invalid text was accepted. `why` is the
-    reason for a verdict other than "exact". `reordered` is the number of valid texts that were refused in
-    their original key order. `compile_s` is the time to compile the schema, and `masks_s` has the time for
-    each mask. Both times are measured with a tokenizer's vocabulary, for the first valid instance.
+    """A case's verdict. "over": a valid text was refused, even with its keys in the schema's order.
+    "under": an invalid text was accepted. `why` is the reason for a verdict other than "exact". `reordered`
+    is the number of valid texts that were refused in their original key order. `compile_s` is the time to
+    compile the schema, and `masks_s` has the time for each mask. Both times are measured with a tokenizer's
+    vocabulary, for the first valid instance.
     """
 
     verdict: str

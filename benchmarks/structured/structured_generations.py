@@ -15,9 +15,9 @@
 
 The model is a table of random logits in which tokens that end a value, such as a closing bracket, are a
 little more likely. There are four ways to answer: greedily or at temperature 1.3, and with a budget that may
-cut the answer ("length") or must complete the answer ("close"). jsonschema validates each finished answer
-against the schema's own draft, with formats. Exits with 1 if an answer is invalid, if an answer that must be
-closed is cut, or if a grammar ends with an error.
+cut the answer ("length") or must complete the answer ("close"). Backend, masks and closing are the engine's
+own code. jsonschema validates each finished answer against the schema's own draft, with formats. Exits with 1
+if an answer is invalid, if an answer that must be closed is cut, or if a grammar ends with an error.
 """
 
 import argparse

@@ -34,7 +34,8 @@ def serve(script, fault, folder, max_steps=2**62):
     """Run a script's requests, and write the run's log to `folder`. `fault`: the scheduler class that serves
     the requests.
 
-    The run ends when nothing is scheduled and no request is left to arrive, or after `max_steps` steps.
+    The run ends when nothing is scheduled and no request is left to arrive, or after step `max_steps`.
+    Steps are counted from 0.
     """
     os.environ |= {"MMENGINE_LOG": str(folder), "MMENGINE_LOG_CONTENT": "tokens"}
     settings = script.config

@@ -39,8 +39,8 @@ class Words:
     """The special tokens and placeholders for an architecture's tokenizer and chat template.
 
     `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`,
-    `video`: the chat template's text for an item. `at_end`: whether special tokens other
-    than PAD, BOS, EOS and UNK have the last ids.
+    `video`: the chat template's text for an item. `at_end`: whether special tokens other than PAD, BOS, EOS
+    and UNK have the last ids.
     """
 
     special: Sequence[str] = ()

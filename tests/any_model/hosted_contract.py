@@ -103,8 +103,8 @@ class HostedContract(VideoChecks, PluginContract):
         assert (plugin_for(made.folder) is self.plugin) is not is_described
 
     def test_prompts_are_transformers(self, made, processor):
-        """The processor has the catalogue's modalities, and prepares the same token ids and image tensors as
-        transformers.
+        """The processor has the catalogue's modalities, and prepares the same token ids as transformers. A
+        single image also has equal tensors.
         """
         modalities = ["image"] * (self.kind in IMAGE) + ["video"] * (self.kind in VIDEO)
         assert sorted(processor.media.modalities if processor.media else ()) == modalities

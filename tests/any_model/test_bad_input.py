@@ -112,7 +112,9 @@ def test_an_image_token_that_the_tokenizer_lacks_is_named(made, tmp_path):
 
 @pytest.mark.soak  # Importing transformers again takes seconds.
 def test_a_torchvision_that_does_not_fit_torch_is_named(made, tmp_path):
-    """A fake package fails on import, as PyPI's torchvision does with a CPU build of torch."""
+    """The error tells that torchvision does not fit torch. A fake package fails on import, as PyPI's
+    torchvision does with a CPU build of torch.
+    """
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")

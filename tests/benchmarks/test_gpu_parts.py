@@ -163,7 +163,7 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
-    """A fake profiler reports a gap between two kernels while all rows decode."""
+    """The GPU's idle share is measured while all rows decode. A fake profiler reports a 20 % gap."""
     gpu_idle, parts = module("gpu.idle"), module("gpu.speed_parts")
     entered = []
 

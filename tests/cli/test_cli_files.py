@@ -55,7 +55,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, monkeypatch, name)
 
 
 def test_a_pipe_that_is_written_is_read(tmp_path):
-    """`--api-key-file <(command)` passes a pipe."""
+    """All keys in a pipe are read, as for `--api-key-file <(command)`."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 

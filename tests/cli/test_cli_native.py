@@ -1,4 +1,6 @@
-"""Tests the command on a machine that cannot compile the CPU kernels."""
+"""Tests the command on a machine that cannot compile the CPU kernels. The command prints a line with the
+reason, and the same answer as with kernels.
+"""
 
 import os
 

@@ -83,7 +83,7 @@ def test_no_collection_interrupts_a_command(busy, collections, monkeypatch):
 
 
 def test_a_terminal_shows_the_prompt_and_nothing_over_it(busy):
-    """A progress line would overwrite the user's input."""
+    """No progress line appears, because the line would overwrite the user's input."""
     ours, its = pty.openpty()
     code = "import sys; from mmengine.cli.main import main; sys.argv[0] = 'mmengine'; main()"
     command = [sys.executable, "-c", code, "log", "debug", str(busy)]

@@ -177,8 +177,8 @@ class Chaos:
             self.compiling.append(name)
 
     def compile_grammar(self) -> None:
-        """Report that a random grammar is ready or has failed. Some reports name a request without a
-        grammar.
+        """Report that a random grammar is ready or has failed. Some reports name a random request, which may
+        have no grammar.
         """
         name = f"r{self.rng.randrange(8)}"
         if self.compiling and self.rng.random() < 0.8:

@@ -16,8 +16,7 @@ FAULTS = ("late", "lost", "wrong", "torn", "silent", "nothing offered", "told tw
 
 class ShakyStore:
     """Stores KV by digest, with the header from block_store/sealed.py, and returns faulty values at random.
-    `chance`: the probability of each
-    fault at each call.
+    `chance`: the probability of each fault at each call.
     """
 
     def __init__(self, rng: random.Random, chance: float = 0.1):

@@ -75,7 +75,7 @@ def test_after_so_many_failures_a_request_ends_with_the_error(max_retries, failu
 
 
 def test_requests_that_were_not_in_the_failed_step_are_unharmed():
-    """Request a uses up the failing step's token budget, so request b is not in the step."""
+    """Request a uses up the failing step's token budget, so request b is not in the step. Only a fails."""
     bench = Bench(token_budget=8, encoder_budget=6, max_retries=0, fault=failing(1))
     a = request("a", 24, media=[image(1, 0, 5), image(2, 6, 5)])
     b = request("b", 20)

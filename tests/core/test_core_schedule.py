@@ -131,7 +131,7 @@ def test_a_video_is_held_from_its_first_frame_to_its_last():
 
 
 def test_text_between_frames_needs_no_features():
-    """All frames are prefix cache hits."""
+    """All frames are prefix cache hits, so request b encodes no frame."""
     bench = Bench()
     prompt, media = [7] * 16, [video(1, (1, 2), (5, 2))]
     bench.submit(request("a", prompt, media=media))

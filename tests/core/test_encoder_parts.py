@@ -101,7 +101,7 @@ def test_another_request_continues_the_same_item():
 
 
 def test_a_preempted_request_keeps_its_computed_part():
-    """The decoding row needs the last free block, so the other row is preempted."""
+    """The decoding row needs the last free block, so request a is preempted. No part is encoded twice."""
     bench = Bench(**PIECE, num_blocks=6, max_model_len=20, enable_prefix_caching=False)
     bench.submit(request("text", 6, max_tokens=12), request("a", 10, max_tokens=2, media=[large(1, 5)]))
     events = bench.run()

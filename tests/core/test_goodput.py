@@ -108,7 +108,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_decided_before_drafting_counts_as_plain():
-    """Only a step for which no drafter ran is measured as a step without drafts."""
+    """A step is measured as a step without drafts only if no drafter was on at the step's dispatch."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.count_step(8, False, 1000)

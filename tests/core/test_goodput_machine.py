@@ -56,7 +56,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 @pytest.mark.long
 def test_drafts_lose_at_most_the_cost_of_finding_out():
-    """Machines, drafters and request lengths are random."""
+    """With goodput, random machines are at least 98 % as fast as without drafts, including all trials."""
     rng, found = random.Random(1), []
     for number in range(24):
         rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)

@@ -197,7 +197,7 @@ def test_the_queue_is_bounded():
 
 
 def test_a_queue_that_fills_between_the_door_and_the_step_rejects():
-    """A failed step's requests return to the queue, which is then full."""
+    """A failed step's requests return to the queue, which is then full. A new request is rejected."""
     bench = Bench(max_num_seqs=2, max_waiting=2, fault=lambda step: "planted" if step == 1 else None)
     bench.submit(request("a", 3), request("b", 3))
     bench.step()

@@ -296,7 +296,8 @@ def test_a_snapshot_holds_sessions_and_their_running_requests():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-# Seeds 276 and 497 found a bug: an image for two requests was encoded twice.
+# Seeds 276 and 497 found a bug. For a suspected request, the engine began to encode an image again, although
+# another request had encoded parts.
 @pytest.mark.parametrize("seed", [*range(4), 276, 497])
 def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")

@@ -117,7 +117,9 @@ def test_states_kept_by_a_failed_step_are_forgotten():
 
 
 def test_a_preempted_request_continues_from_its_last_state():
-    """The pool has blocks for one and a half requests, so the second request is preempted."""
+    """The pool has blocks for one and a half requests. The second request is preempted, is admitted again
+    without a swap, and finishes.
+    """
     engine = bench(num_blocks=14, max_model_len=48, snapshot_every=4)
     engine.submit(request("a", 16, max_tokens=24), request("b", 16, max_tokens=24))
     events = engine.run()

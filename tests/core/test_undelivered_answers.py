@@ -327,7 +327,9 @@ def test_many_short_requests_after_a_long_one_take_no_memory():
 
 
 def test_wanted_answers_are_forgotten_once_delivered_again(tmp_path):
-    """A continued batch wants all answers that its output file lacks, even if they were delivered before."""
+    """A continued batch wants all answers that its output file lacks, even if they were delivered before. The
+    engine forgets the answers after the second delivery.
+    """
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     names = [f"r{number}" for number in range(8)]

@@ -1,6 +1,6 @@
 """Functions with reads and writes through a View, for mypy. `make check` fails if a read is refused or a
-write is accepted.
-An accepted write has an unused `type: ignore`, which is an error. `test_view.py` runs the writes.
+write is accepted. An accepted write has an unused `type: ignore`, which is an error. `test_view.py` runs the
+writes.
 """
 
 import numpy as np

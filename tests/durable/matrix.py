@@ -235,7 +235,9 @@ def at_random(one, chance, *longest_s):
 
 
 def at_points(one, points):
-    """Return a function that makes successive engine processes die at these points."""
+    """Return a function that makes successive engine processes die at these points. The function returns the
+    kill times, and ends early if all calls are answered.
+    """
 
     def disturb():
         life, kills = one.num_lives, []
