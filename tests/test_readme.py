@@ -160,9 +160,8 @@ def test_the_receipts_are_read_as_they_were_drawn(tmp_path, capsys):
     )
     assert right >= 48 and "100%" in capsys.readouterr().out
     ranked = sorted(found, key=lambda each: min(each.sure.values()))
-    below = min(
-        ranked[2].sure.values()
-    )  # only the first two pictures in `ranked` have fields below this limit
+    # Only the first two pictures in `ranked` have fields below this limit.
+    below = min(ranked[2].sure.values())
     doubtful = [p for each in found for p in each.sure.values() if p < below]
     page = example["page"](found, below)
     assert page.count("class='check'") == len(doubtful) > 1 and page.count("data:image/png") == 50

@@ -143,7 +143,9 @@ class Pool:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _ended(self, worker: Worker) -> None:
-        """Report the test that ended its worker as failed, and start another worker for its other tests."""
+        """Report the test that ended its worker as failed, and start another worker. The ended worker's other
+        tests return to the queue.
+        """
         del self._workers[worker.pipe]
         code = worker.end()
         if not worker.tests:

@@ -142,7 +142,7 @@ def partial_bytes(bucket, spec, multiprocessors):
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # every row except the first may begin a tile
+    if bucket.query_len == 1:  # without a uniform length, each row except the first may begin a tile
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4

@@ -188,7 +188,9 @@ def test_filters_equal_transformers_processors():
 
 
 def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
-    """A row with top_p 1 keeps all tokens, even if the likeliest token's probability rounds to 1."""
+    """A row with top_p 1 keeps all tokens, even if the likeliest token's probability rounds to 1. The other
+    row, with top_p 0.5, keeps only the likeliest token.
+    """
     logits = torch.full((2, 50), -20.0)
     logits[:, 7] = 0.0
     kept = keep_top(logits, torch.tensor([[50], [50]]), torch.tensor([[1.0], [0.5]]), 50)
@@ -347,7 +349,7 @@ def chi_square(counts, probabilities):
 )
 @pytest.mark.parametrize("along", ["seed", "output", "sample"])
 def test_the_sampled_distribution(options, along):
-    """Sample 20,000 tokens with random keys that differ only in `along`.
+    """Sample 20,000 tokens with noise keys that differ only in `along`.
 
     The chi-square statistic must be below its mean plus six standard deviations.
     """

@@ -137,7 +137,8 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            # In an answer with a grammar, a stop string cuts the text, unless the grammar is for tool calls.
+            # The echo ignores grammars, so a stop string always cuts an answer with a grammar. Answers with
+            # tool calls are an exception.
             is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))

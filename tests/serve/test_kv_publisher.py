@@ -168,7 +168,7 @@ def test_a_request_during_retention_gets_the_rest_and_the_end(bench, served, tmp
 
 
 class Dripping:
-    """A ROUTER socket with a slow receiver."""
+    """A ROUTER socket with a slow receiver, which reads a message every `drip_s` seconds."""
 
     def __init__(self, drip_s: float):
         self.drip_s, self.num_sent = drip_s, 0

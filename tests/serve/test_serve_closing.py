@@ -73,7 +73,7 @@ def closed_jobs(schemas, shortest, temperature, more):
 
 
 def check_closed(asked, answered):
-    """Check all answers against their schemas, and return the number of completed answers."""
+    """Check all answers against their schemas, and return the number of answers that closing completed."""
     closed = 0
     for number, (schema, options) in enumerate(asked):
         choice = answered[number].choices[0]

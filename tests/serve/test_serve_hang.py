@@ -108,7 +108,7 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     dispatched, came = threading.Event(), threading.Event()
 
-    def slow(self, plan):  # submits the second request before the first request's step hangs
+    def slow(self, plan):  # waits for the second request before the first request's step hangs
         dispatch(self, plan)
         if any(b"killer" in text for text in self.texts):
             dispatched.set()
@@ -215,7 +215,7 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
 
 
 def test_a_long_step_that_reports_progress_is_no_hang(hanging):
-    """A step that reports progress may exceed the limit."""
+    """A step that reports progress may exceed the limit. A silent step may not."""
 
     class Slow(Hanging):
         def collect(self):

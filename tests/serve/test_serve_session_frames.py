@@ -31,7 +31,9 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """A failed or cancelled request does not lose the waiting frame."""
+    """A failed or cancelled request does not lose the waiting frame. A completed request adds the frame
+    to the session, and the frame no longer waits.
+    """
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)

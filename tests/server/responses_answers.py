@@ -43,7 +43,9 @@ def check_response(status, body):
 
 
 def check_events(text):
-    """Check a complete stream: each event, the events' order, and the joined deltas. Return the events."""
+    """Check a complete stream: each event, the events' order, and that the deltas add up to the response.
+    Return the events.
+    """
     events = [event for _, event in named_events(text)]
     for event in events:
         check(event, _schemas()[event["type"]])

@@ -18,7 +18,7 @@ from tests.server.running import SlowEcho, wait_for
 
 
 class Leaving(SlowEcho):
-    """A slow executor that ignores `close`, so running requests stay in the log."""
+    """A slow executor whose `close` does nothing, so a test may close the engine during a request."""
 
     pause_s = 0.01
 

@@ -224,7 +224,8 @@ def test_the_supervisor_gives_up_with_a_message():
 
 def test_which_requests_are_blamed_for_a_crash():
     """A crash is blamed on the crashed process's last step. A kill from outside is blamed on a step only if
-    the kill repeats. A crash before the first step or in a prompt's preparation is never blamed on a step.
+    the kill repeats. A crash before the first step or in a prompt's preparation is never blamed on a step. If
+    the next process is killed before reading the cause, the process after the kill gets the cause.
     """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))

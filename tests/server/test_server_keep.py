@@ -28,7 +28,7 @@ def test_the_store_behaves_like_a_dict(tmp_path, seed):
 
 def test_deleted_answers_leave_no_bytes(tmp_path):
     """A deleted answer's text and media are erased from the files, even if the answer was written twice.
-    Media of other answers remain.
+    Media that other answers use remain.
     """
     word, image, shared = b"a secret word " * 9, b"\x89pixels of one" * 999, b"\x89pixels of both" * 999
     names = [hashlib.sha256(data).hexdigest() for data in (image, shared)]

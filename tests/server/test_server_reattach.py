@@ -32,7 +32,7 @@ def asked(text=TEXT, **fields):
 
 
 class Leaving(SlowEcho):
-    """A slow executor that the engine's shutdown does not close, because the next engine uses it."""
+    """A slow executor whose `close` does nothing, so a test may close the engine during a request."""
 
     pause_s = 0.004
 

@@ -125,7 +125,9 @@ def other_values(tmp_path):
 
 
 def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
-    """Flags, environment variables and lines in a file set the same values."""
+    """Flags, environment variables and lines in a file set the same values. Each option gets a value other
+    than its default.
+    """
     somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))

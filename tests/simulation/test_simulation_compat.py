@@ -184,8 +184,8 @@ def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """Return requests and settings. `a` and `b` fill equal blocks in the same step. Then `b` ends, and `a`
-    continues. `c` hits one of the two blocks.
+    """Return requests and settings. `a` and `b` fill equal blocks in the same step. In `a`, a picture
+    follows the block. Then `b` ends. `c` hits one of the two blocks.
     """
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
     requests = [

@@ -1,5 +1,5 @@
 """Tests two steps in flight in simulations with drafts and grammars. Each request gets the same tokens as
-without overlap and faults, and `verify` accepts the log.
+without overlap and faults, and `verify` accepts the log. A step's time is the time between two results.
 """
 
 import random
@@ -39,9 +39,8 @@ def test_random_scenarios(seed, policy, tmp_path):
     answers = read_resume_state(tmp_path / "log", Resume(wanted=lambda name: True)).answers
     for raw in requests:
         found, (expected, reason) = answers[raw["id"]], whole_output(raw, settings.config.max_model_len)
-        if (
-            raw["id"] in gone or reason == "error"
-        ):  # a row gets no tokens from the step in which the row fails
+        # A row gets no tokens from the step in which the row fails.
+        if raw["id"] in gone or reason == "error":
             expected = expected[: len(found.token_ids)]
         assert found.token_ids == expected
         assert raw["id"] in gone or found.reason == reason

@@ -1,4 +1,4 @@
-"""Tests sessions in request files: a session's requests run one after the other."""
+"""Tests sessions in request files: a session's requests run in turn, and each continues the session."""
 
 import json
 from pathlib import Path

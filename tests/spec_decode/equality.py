@@ -269,7 +269,8 @@ def declare_drafter(patch, name, load):
 
 class Scripted:
     """Proposes the tokens in `truth`, or too few, too many, wrong or no tokens. The choice depends only on
-    the request, the answer's length and `seed`. `most_of` maps a step's number to its draft limit.
+    the request, the answer's length and `seed`. `most_of` maps the number of a
+    `propose` call (from 0) to the call's draft limit.
     """
 
     name = "scripted"

@@ -132,7 +132,9 @@ def num_drafters(folder):
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])
 def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeypatch, tmp_path):
-    """Two scripted drafters draft for a third of the requests each, and a head drafts for other rows."""
+    """Two scripted drafters know the answers for a third of the requests each. A head drafts for other
+    requests, and if the scripted drafters propose nothing.
+    """
     asked = mixed(20, seed=4)
     want = answers(asked, spec="none")
     scripts = [ForSome(want.truth, which) for which in (0, 1)]

@@ -1,5 +1,5 @@
 """Tests drafts from a grammar. A row follows a draft grammar until the text no longer fits, and then the next
-draft grammar. If draft grammars fail to compile, drafts come from the row's own grammar.
+draft grammar. If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
 """
 
 import threading

@@ -57,7 +57,8 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-LINKED = {  # "a" is the shorter value for kind, but requires an endless chain of parts.
+# "a" is the shorter value for kind, but requires another part. A completion with only "a" never ends.
+LINKED = {
     "$ref": "#/$defs/part",
     "$defs": {
         "part": {
@@ -272,7 +273,7 @@ def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data
     grammar = Grammar(case.schema, Bounds())
     least = shortest(grammar)
     for budget in (least, least + 1, least + random.Random(seed).randrange(60)):
-        # With the largest budget, the model generates only random allowed bytes.
+        # With a budget above `least` + 1, the model generates only random allowed bytes.
         wanted = json.dumps(data.draw(case.instances), ensure_ascii=False).encode()
         text, known = speak(grammar, budget, random.Random(seed), wanted if budget <= least + 1 else b"")
         assert len(text) <= budget

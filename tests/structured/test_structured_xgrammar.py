@@ -349,7 +349,7 @@ FREE = Bounds(whitespace=0, string=0, decimals=0, digits=0, key=0)  # No bounds 
 )
 def test_objects_in_one_order_are_noted(backend, schema, pointer, count):
     """xgrammar fixes the order of an object's keys. A note names each object for which the default engine
-    allows any order.
+    allows any order. There are no other notes.
     """
     found = backend.notes(GrammarRequest("json_schema", normalize_schema(schema, FREE).text))
     assert sum(note.count for note in found) == count

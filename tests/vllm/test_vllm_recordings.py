@@ -1,4 +1,6 @@
-"""Tests logs that were recorded in vLLM by make_recordings.py. Only `images` was recorded with a model."""
+"""Tests logs that were recorded in vLLM. make_recordings.py lists the commands. Only `images` was recorded
+with a model.
+"""
 
 from pathlib import Path
 
