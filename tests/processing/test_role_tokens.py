@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmengine.errors import InvalidRequest, ModelError
+from mmengine.processing.chat.session_turn import render_turn
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.tokens import ChatTokenizer
 
@@ -72,3 +73,16 @@ def test_other_pieces_are_refused_with_advice(tokenizer):
     with pytest.raises(InvalidRequest, match="marks|surrogate|Unicode"):
         template = ChatTemplate.of_source(LOOP % HEADERS["+"], {}, tokenizer, "of the test")
         template.with_source("\ud801user\ud802")
+
+
+@pytest.mark.parametrize("opens", ["first", "next", ""])
+def test_sessions_render_their_turns(tokenizer, opens):
+    """The marks around a role do not disturb the marks around a piece of a session's turn."""
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    source = (LOOP % HEADERS["+"]).replace("{{ m.content }}", parts)
+    template = ChatTemplate.of_source(source, {}, tokenizer, "of the test")
+    turn = render_turn(
+        template, [{"type": "text", "text": "a"}], system="", opens=opens, closes=False, variables={}
+    )
+    user, *_, end = (tokenizer.special[token] for token in TOKENS)
+    assert template.split(turn.text) == {"first": [user, "a"], "next": [end, user, "a"], "": ["a"]}[opens]

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmengine.errors import InvalidRequest
-
-# Marks the end of the text to continue. ChatTemplate uses low surrogates for special tokens, so this mark is
-# a high surrogate.
-CUT = "\ud800"
+from mmengine.processing.chat.marks import CUT
 
 
 def is_text_in_parts(message: Mapping[str, object]) -> bool:

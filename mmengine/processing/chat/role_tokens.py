@@ -6,10 +6,10 @@ rendered prompt has a token's text with these marks around the role, the templat
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from mmengine.processing.chat.marks import ROLE_BEGIN, ROLE_END
+
 # Other roles come from the caller, so they may not become a part of a special token.
 ROLES = ("system", "user", "assistant", "tool", "developer", "function", "observation")
-# These marks differ from ChatTemplate's (low surrogates) and content_parts.py's (the first high surrogate).
-_START, _END = "\ud801", "\ud802"
 
 
 class MarkedRole(str):
@@ -18,7 +18,7 @@ class MarkedRole(str):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return _START + super().__str__() + _END
+        return ROLE_BEGIN + super().__str__() + ROLE_END
 
     def __format__(self, spec: str) -> str:
         return format(str(self) if not spec else super().__str__(), spec)
@@ -39,7 +39,7 @@ def texts_around_roles(tokens: Iterable[str], source: str) -> dict[str, str]:
         for role in ROLES:
             before, middle, after = token.partition(role)
             if middle and before and after and before in source and after in source:
-                found[f"{before}{_START}{role}{_END}{after}"] = token
+                found[f"{before}{ROLE_BEGIN}{role}{ROLE_END}{after}"] = token
     return found
 
 
@@ -55,4 +55,4 @@ def replace_marked_roles(rendered: str, tokens: Mapping[str, str]) -> str:
     """Replace each text in `tokens` by its value, and remove the marks around all other roles."""
     for text, token in tokens.items():
         rendered = rendered.replace(text, token)
-    return rendered.replace(_START, "").replace(_END, "")
+    return rendered.replace(ROLE_BEGIN, "").replace(ROLE_END, "")

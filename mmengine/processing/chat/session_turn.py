@@ -10,11 +10,8 @@ from typing import NamedTuple
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
+from mmengine.processing.chat.marks import ANSWER, PIECE_BEGIN, PIECE_END
 from mmengine.processing.chat.template import ChatTemplate
-
-# Markers for a piece's beginning and end, and for the preceding answer. The markers are high surrogates,
-# which no user text contains.
-_BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
@@ -43,7 +40,7 @@ def render_turn(
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
-        before += [_user([_text("-")]), {"role": "assistant", "content": _SAID}]
+        before += [_user([_text("-")]), {"role": "assistant", "content": ANSWER}]
 
     def rendered(content: list[dict[str, object]]) -> str:
         return template.render(
@@ -53,15 +50,19 @@ def render_turn(
             variables=variables,
         )
 
-    opening = _between(rendered([_text(_BEGIN)]), _SAID if opens == "next" else "", _BEGIN) if opens else ""
+    opening = (
+        _between(rendered([_text(PIECE_BEGIN)]), ANSWER if opens == "next" else "", PIECE_BEGIN)
+        if opens
+        else ""
+    )
     if opens:
-        whole = rendered([*parts, _text(_END)])
-        text = _between(whole, _SAID if opens == "next" else "", _END)
+        whole = rendered([*parts, _text(PIECE_END)])
+        text = _between(whole, ANSWER if opens == "next" else "", PIECE_END)
     else:
-        whole = rendered([_text(_BEGIN), *parts, _text(_END)])
-        text = _between(whole, _BEGIN, _END)
+        whole = rendered([_text(PIECE_BEGIN), *parts, _text(PIECE_END)])
+        text = _between(whole, PIECE_BEGIN, PIECE_END)
     if closes:
-        text += whole[whole.rindex(_END) + 1 :]
+        text += whole[whole.rindex(PIECE_END) + 1 :]
     return RenderedTurn(text, opening)
 
 

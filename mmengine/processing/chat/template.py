@@ -20,8 +20,9 @@ from mmengine.bounded_files import read_bounded
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import FIELD, InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
-from mmengine.processing.chat.content_parts import CUT, cut, in_parts, is_text_in_parts, joined, with_cut
+from mmengine.processing.chat.content_parts import cut, in_parts, is_text_in_parts, joined, with_cut
 from mmengine.processing.chat.environment import chat_environment
+from mmengine.processing.chat.marks import CUT
 from mmengine.processing.chat.role_tokens import replace_marked_roles, texts_around_roles, with_marked_roles
 from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.request import CallFormat, check_unicode
