@@ -1,32 +1,33 @@
 """Tests block groups: in layers with a sliding window, a row frees blocks that no later query sees."""
 
-import random
-
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_engine import Bench, request, settings_of
-from workloads import Watched, small_config, with_windows
+from window_checks import (
+    admitted_of,
+    check_planted,
+    check_windows,
+    held,
+    most_held,
+    random_states,
+    restored_states,
+    run_chaos,
+    seeds_with,
+)
+from workloads import with_windows
 
 from mmengine.block_groups import BlockGroup, groups_problem, longest_row, most_blocks
 from mmengine.core.decide import start
-from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
-from mmengine.core.snapshot import snapshot
 from mmengine.core.state.digest import state_digest
-from mmengine.core.state.state import State
 from mmengine.core.state.window_blocks import WindowTables
 from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import as_logged
-from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.replay.block_invariants import broken_windows
-from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
-from tests.core.chaos import Chaos, check_seed
-from tests.core.workloads import small_request
+from mmengine.simulation.simulated_executor import reference_tokens
 
 GROUPS = (BlockGroup(0, (0,)), BlockGroup(6, (1,)), BlockGroup(6, (2,)), BlockGroup(13, (3,)))
 
@@ -34,24 +35,15 @@ GROUPS = (BlockGroup(0, (0,)), BlockGroup(6, (1,)), BlockGroup(6, (2,)), BlockGr
 PROMPT = list(range(500, 580))
 
 
-def seeds_with_windows(count):
-    found = (seed for seed in range(10_000) if with_windows(small_config(random.Random(seed)), seed))
-    return [next(found) for _ in range(count)]
-
-
-def check_windows(seed, folder):
-    return check_seed(seed, folder, change=lambda config: with_windows(config, seed))
-
-
-@pytest.mark.parametrize("seed", seeds_with_windows(6))
+@pytest.mark.parametrize("seed", seeds_with(with_windows, 6))
 def test_each_key_in_a_window_is_present_despite_faults(seed, tmp_path):
-    check_windows(seed, tmp_path / "log")
+    check_windows(seed, tmp_path / "log", with_windows)
 
 
 @pytest.mark.soak
 def test_each_key_in_a_window_is_present_despite_faults_in_the_long_run(tmp_path):
-    for seed in seeds_with_windows(150)[6:]:
-        check_windows(seed, tmp_path / str(seed))
+    for seed in seeds_with(with_windows, 150)[6:]:
+        check_windows(seed, tmp_path / str(seed), with_windows)
 
 
 def too_early(tables, rows, num_computed):
@@ -87,12 +79,9 @@ PLANTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug, tmp_path, monkeypatch):
-    for target, name, replacement in PLANTED[bug]:
-        monkeypatch.setattr(target, name, replacement)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
-        # Seed 41 runs first, because no other seed finds the hits with missing windows.
-        for seed in sorted(seeds_with_windows(30), key=lambda seed: seed != 41):
-            check_windows(seed, tmp_path / str(seed))
+    # Seed 41 runs first, because no other seed finds the hits with missing windows.
+    seeds = sorted(seeds_with(with_windows, 30), key=lambda seed: seed != 41)
+    check_planted(PLANTED[bug], seeds, with_windows, tmp_path, monkeypatch)
 
 
 def bench_of(**settings):
@@ -100,18 +89,9 @@ def bench_of(**settings):
     return Bench(**values)
 
 
-def held(bench):
-    """Return the number of blocks in use."""
-    return bench.state.blocks.num_blocks - 1 - bench.state.blocks.num_free
-
-
 def test_a_long_row_holds_windows_and_not_its_whole_length():
     bench = bench_of(max_model_len=400, num_blocks=400)
-    bench.submit(request("long", 100, max_tokens=200))
-    most = 0
-    while bench.core.has_work:
-        bench.step()
-        most = max(most, held(bench))
+    most = most_held(bench, request("long", 100, max_tokens=200))
     assert bench.tokens["long"] == reference_tokens(request("long", 100, max_tokens=200), bench.config)[0]
     # 300 tokens are 75 blocks in the first group; each window needs at most its span and a chunk of 16.
     assert 75 < most <= most_blocks(GROUPS, 300, 4, 16) < 75 + 7 + 7 + 9
@@ -144,8 +124,7 @@ def test_a_shared_prefix_needs_the_blocks_of_the_windows_before_it():
     bench.submit(request("first", [*PROMPT, 1, 2, 3, 4], max_tokens=1))
     bench.run()
     second = request("second", [*PROMPT, 9, 9], max_tokens=1)
-    bench.submit(second)
-    (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
+    admitted = admitted_of(bench, second)
     assert admitted.num_computed == 80
     blocks = np.frombuffer(admitted.cached_blocks, np.int32)
     assert len(blocks) == 20 + 2 + 2 + 3  # the windows of 6 and 13 tokens reach 2 and 3 blocks back
@@ -161,8 +140,7 @@ def test_without_a_windows_block_a_request_starts_earlier():
     lost = int(state.blocks.find_windows(contents[18:19])[2, 0])
     state.blocks.windows.forget(np.array([lost]))
     second = request("second", [*PROMPT, 9], max_tokens=1)
-    bench.submit(second)
-    (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
+    admitted = admitted_of(bench, second)
     assert admitted.num_computed == 18 * 4
     assert bench.tokens["second"] == reference_tokens(second, bench.config)[0]
 
@@ -189,29 +167,11 @@ def test_a_broken_row_leaves_no_content_in_windows():
     assert not (state.blocks.find_windows(contents)[:3] > 0).any()
 
 
-def random_run(seed, folder):
-    """Run a chaos seed, and return its settings and events."""
-    chaos = Chaos(seed, folder, change=lambda config: with_windows(config, seed))
-    chaos.run()
-    chaos.check()
-    return chaos.config, [record.event for record in LogReader(folder)]
-
-
-@pytest.mark.parametrize("seed", seeds_with_windows(9)[6:])
+@pytest.mark.parametrize("seed", seeds_with(with_windows, 9)[6:])
 def test_a_snapshot_at_any_event_restores_the_state(seed, tmp_path):
-    config, events = random_run(seed, tmp_path / "log")
-    state = State(config)
-    for sequence, event in enumerate(events):
-        evolve(state, event)
-        if sequence % 7:
-            continue
-        data = snapshot.take(state, events[0], sequence)
-        restored, body = snapshot.restore(data)
-        assert body.started == as_logged(events[0])
-        assert state_digest(restored) == state_digest(state)
-        assert snapshot.take(restored, events[0], sequence) == data
+    for state, restored in restored_states(*run_chaos(seed, tmp_path / "log", with_windows)):
         assert np.array_equal(restored.windows.release_at, state.windows.release_at)
-    assert restored.blocks.windows._block_of == state.blocks.windows._block_of or sequence % 7
+        assert restored.blocks.windows._block_of == state.blocks.windows._block_of
 
 
 def test_the_digest_covers_tables_and_contents():
@@ -243,25 +203,15 @@ def test_the_invariant_names_a_row_with_a_wrong_table():
 
 
 def test_a_log_with_groups_verifies_and_a_changed_one_does_not(tmp_path, monkeypatch):
-    seed = seeds_with_windows(4)[3]
-    random_run(seed, tmp_path / "log")
+    run_chaos(seeds_with(with_windows, 4)[3], tmp_path / "log", with_windows)
     assert verify(tmp_path / "log").ok
     monkeypatch.setattr(WindowTables, "release", never)
     assert not verify(tmp_path / "log").ok
 
 
 def test_most_blocks_bounds_random_rows():
-    for seed in seeds_with_windows(4):
-        rng = random.Random(seed)
-        config = msgspec.structs.replace(with_windows(small_config(rng), seed), max_waiting=8)
-        executor = Watched(SimulatedExecutor(config, check_kv=True))
-        core = EngineCore(config, executor)
-        executor.state = core.state
-        for number in range(6):
-            core.submit(small_request(rng, f"r{number}", config))
-        while core.has_work:
-            core.step()
-            state = core.state
+    for seed in seeds_with(with_windows, 4):
+        for config, state in random_states(seed, with_windows):
             for row in state.running.tolist():
                 count = int(state.num_blocks[row])
                 total = count + len(state.windows.held_by(row, count))

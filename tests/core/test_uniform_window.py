@@ -1,54 +1,44 @@
 """Tests models whose layers all have a sliding window: rows hold only the blocks in their window."""
 
-import random
-
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_engine import Bench, request, settings_of
-from workloads import Watched, small_config, with_uniform_window
+from window_checks import (
+    admitted_of,
+    check_planted,
+    check_windows,
+    held,
+    most_held,
+    random_states,
+    restored_states,
+    run_chaos,
+    seeds_with,
+)
+from workloads import with_uniform_window
 
 from mmengine.block_groups import BlockGroup, longest_row, most_blocks
 from mmengine.core.decide import start
-from mmengine.core.engine import EngineCore
 from mmengine.core.fold import uniform_window
-from mmengine.core.fold.evolve import evolve
-from mmengine.core.snapshot import snapshot
-from mmengine.core.state.digest import state_digest
-from mmengine.core.state.state import State
 from mmengine.errors import ConfigError
-from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.replay.block_invariants import broken_windows
-from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
-from tests.core.chaos import Chaos, check_seed
-from tests.core.workloads import small_request
+from mmengine.simulation.simulated_executor import reference_tokens
 
 GROUPS = (BlockGroup(6, (0, 1)),)
 PROMPT = list(range(500, 580))
 
 
-def seeds(count):
-    found = (s for s in range(10_000) if with_uniform_window(small_config(random.Random(s)), s))
-    return [next(found) for _ in range(count)]
-
-
-def check(seed, folder):
-    return check_seed(seed, folder, change=lambda config: with_uniform_window(config, seed))
-
-
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.parametrize("seed", seeds_with(with_uniform_window, 8))
 def test_each_key_in_the_window_is_present_despite_faults(seed, tmp_path):
-    check(seed, tmp_path / "log")
+    check_windows(seed, tmp_path / "log", with_uniform_window)
 
 
 @pytest.mark.soak
 def test_each_key_in_the_window_is_present_despite_faults_in_the_long_run(tmp_path):
-    for seed in seeds(120)[8:]:
-        check(seed, tmp_path / str(seed))
+    for seed in seeds_with(with_uniform_window, 120)[8:]:
+        check_windows(seed, tmp_path / str(seed), with_uniform_window)
 
 
 needed = uniform_window.first_needed
@@ -56,7 +46,7 @@ needed = uniform_window.first_needed
 
 def hits_without_last(config, num_computed):
     """Return the number of skipped blocks, plus 1 as a planted bug if any tokens are computed."""
-    return int(needed(config, np.array(num_computed))) + bool(num_computed)
+    return int(needed(config, num_computed)) + bool(num_computed)
 
 
 PLANTED = {
@@ -73,31 +63,19 @@ PLANTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug, tmp_path, monkeypatch):
-    for target, name, replacement in PLANTED[bug]:
-        monkeypatch.setattr(target, name, replacement)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
-        for seed in seeds(40):
-            check(seed, tmp_path / str(seed))
+    seeds = seeds_with(with_uniform_window, 40)
+    check_planted(PLANTED[bug], seeds, with_uniform_window, tmp_path, monkeypatch)
 
 
 def bench_of(**settings):
     return Bench(**{"block_groups": GROUPS, "num_blocks": 200, "token_budget": 16, **settings})
 
 
-def held(bench):
-    """Return the number of allocated blocks."""
-    return bench.state.blocks.num_blocks - 1 - bench.state.blocks.num_free
-
-
 @pytest.mark.parametrize("length", [100, 300])
 def test_the_number_of_held_blocks_does_not_depend_on_the_length(length):
     bench = bench_of(max_model_len=400, num_blocks=9)
     one = request("long", length, max_tokens=99)
-    bench.submit(one)
-    most = 0
-    while bench.core.has_work:
-        bench.step()
-        most = max(most, held(bench))
+    most = most_held(bench, one)
     assert bench.tokens["long"] == reference_tokens(one, bench.config)[0]
     # A chunk of 16 tokens and the 5 previous tokens fit into 7 blocks of 4 tokens.
     assert 5 < most <= most_blocks(GROUPS, 399, 4, 16) == 7
@@ -133,8 +111,7 @@ def test_blocks_with_accepted_drafts_are_released_and_stay_in_the_cache():
     assert max(jumps) > 7  # a step computed several blocks, so several blocks left the window together
     assert bench.tokens["one"] == reference_tokens(one, bench.config)[0]
     prompt = [*one.prompt_token_ids.tolist(), *bench.tokens["one"]]
-    bench.submit(request("two", prompt, max_tokens=1))
-    (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
+    admitted = admitted_of(bench, request("two", prompt, max_tokens=1))
     assert admitted.num_computed >= len(prompt) - 4
 
 
@@ -143,8 +120,7 @@ def test_a_request_shares_only_the_blocks_of_its_window():
     bench.submit(request("first", [*PROMPT, 1, 2, 3, 4], max_tokens=1))
     bench.run()
     second = request("second", [*PROMPT, 9, 9], max_tokens=1)
-    bench.submit(second)
-    (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
+    admitted = admitted_of(bench, second)
     assert admitted.num_computed == 80
     assert len(admitted.cached_blocks) == 4 * 2
     assert bench.tokens["second"] == reference_tokens(second, bench.config)[0]
@@ -158,26 +134,16 @@ def test_without_the_first_block_a_prefix_is_computed_again():
     blocks = bench.state.blocks
     blocks.forget(blocks.find_first(np.array(PROMPT, np.int32).reshape(-1, 4), {})[:1])
     second = request("second", [*PROMPT, 9], max_tokens=1)
-    bench.submit(second)
-    (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
+    admitted = admitted_of(bench, second)
     assert admitted.num_computed == 0
     assert bench.tokens["second"] == reference_tokens(second, bench.config)[0]
 
 
-@pytest.mark.parametrize("seed", seeds(11)[8:])
+@pytest.mark.parametrize("seed", seeds_with(with_uniform_window, 11)[8:])
 def test_a_snapshot_at_any_event_restores_the_state(seed, tmp_path):
-    chaos = Chaos(seed, tmp_path / "log", change=lambda config: with_uniform_window(config, seed))
-    chaos.run()
-    chaos.check()
-    events = [record.event for record in LogReader(tmp_path / "log")]
-    state = State(chaos.config)
-    for sequence, event in enumerate(events):
-        evolve(state, event)
-        if sequence % 7 == 0:
-            data = snapshot.take(state, events[0], sequence)
-            restored, _ = snapshot.restore(data)
-            assert state_digest(restored) == state_digest(state)
-            assert snapshot.take(restored, events[0], sequence) == data
+    for state, restored in restored_states(*run_chaos(seed, tmp_path / "log", with_uniform_window)):
+        rows = state.running
+        assert np.array_equal(restored.block_table[rows], state.block_table[rows])
 
 
 def test_the_invariant_names_a_row_with_a_wrong_table():
@@ -194,24 +160,15 @@ def test_the_invariant_names_a_row_with_a_wrong_table():
 
 
 def test_a_log_verifies_and_under_other_rules_does_not(tmp_path, monkeypatch):
-    check(seeds(3)[2], tmp_path / "log")
+    check_windows(seeds_with(with_uniform_window, 3)[2], tmp_path / "log", with_uniform_window)
     assert verify(tmp_path / "log").ok
     monkeypatch.setattr(uniform_window, "first_needed", lambda config, computed: np.zeros_like(computed))
     assert not verify(tmp_path / "log").ok
 
 
 def test_most_blocks_bounds_random_rows():
-    for seed in seeds(6):
-        rng = random.Random(seed)
-        config = msgspec.structs.replace(with_uniform_window(small_config(rng), seed), max_waiting=8)
-        executor = Watched(SimulatedExecutor(config, check_kv=True))
-        core = EngineCore(config, executor)
-        executor.state = core.state
-        for number in range(6):
-            core.submit(small_request(rng, f"r{number}", config))
-        while core.has_work:
-            core.step()
-            state = core.state
+    for seed in seeds_with(with_uniform_window, 6):
+        for config, state in random_states(seed, with_uniform_window):
             # A row holds a chunk for each step in flight.
             chunk = config.token_budget * config.max_in_flight
             for row in state.running.tolist():
