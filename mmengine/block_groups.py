@@ -56,7 +56,7 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
     """
     count = -(-num_tokens // block_size)
     spans = [group.window - 1 + longest_chunk for group in groups if group.window]
-    num_full = len(groups) - len(spans) or not groups
+    num_full = len(groups) - len(spans) if groups else 1
     return count * num_full + sum(min(count, -(-span // block_size) + 1) for span in spans)
 
 

@@ -36,7 +36,7 @@ from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, f
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import NO_ROW, request_of
 from mmengine.core.state.state import State
-from mmengine.core.state.uniform_window import num_skipped
+from mmengine.core.state.uniform_window import with_skipped
 from mmengine.events import vocabulary as ev
 
 
@@ -177,8 +177,8 @@ def _apply_admitted(state: State, event: ev.Admitted) -> None:
     computed = len(cached) * state.block_size if event.num_computed == ev.AS_CACHED else event.num_computed
     if state.num_groups > 1:
         cached, new = state.windows.fill_row(row, cached, new, computed)
-    elif skipped := num_skipped(state.config, computed):
-        cached = np.concatenate((np.zeros(skipped, np.int32), cached))
+    else:
+        cached = with_skipped(state.config, cached, computed)
     if event.copy is not None:
         state.step_copies["copy"].append(np.array([event.copy], np.int32))
     if event.swap_in:

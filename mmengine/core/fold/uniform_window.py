@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmengine.core.fold.rows import fill_with_result
+from mmengine.core.fold.windows import computed_before_queries
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
 from mmengine.core.state.uniform_window import first_needed
@@ -14,10 +15,7 @@ def release_before_window(state: State, flight: Flight) -> None:
     tokens are applied and rejected drafts are removed.
     """
     rows, table = flight.rows, state.block_table
-    computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
-        computed = np.minimum(computed, flight.num_computed)
-    needed = first_needed(state.config, computed)
+    needed = first_needed(state.config, computed_before_queries(state, flight))
     if not needed.any():
         return
     if state.config.enable_prefix_caching:

@@ -13,13 +13,17 @@ def release_windows(state: State, flight: Flight) -> None:
     """Release blocks that have left the sliding windows of the step's rows. Call this function after the
     step's tokens were applied and rejected drafts were removed.
     """
-    rows = flight.rows
-    computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
-        computed = np.minimum(computed, flight.num_computed)
-    released = state.windows.release(rows, computed)
+    released = state.windows.release(flight.rows, computed_before_queries(state, flight))
     if len(released):
         state.blocks.release_shared(released)
+
+
+def computed_before_queries(state: State, flight: Flight) -> np.ndarray:
+    """Return the number of computed tokens for each row of the step. No later query has a lower position."""
+    computed = state.num_computed[flight.rows]
+    if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
+        computed = np.minimum(computed, flight.num_computed)
+    return computed
 
 
 def release_skipped(state: State, rows: np.ndarray) -> None:

@@ -12,16 +12,21 @@ import numpy as np
 from mmengine.config import EngineConfig
 
 
-def first_needed(config: EngineConfig, num_computed: np.ndarray) -> np.ndarray:
-    """Return the number of the first block that a query at token `num_computed` reads, or 0 without a uniform
+def first_needed(config: EngineConfig, num_computed: np.ndarray | int) -> np.ndarray:
+    """Return the number of the first block that a query at token `num_computed` reads. Requires a uniform
     window.
     """
-    window = config.uniform_window
-    if not window:
-        return np.zeros_like(num_computed)
-    return np.maximum(num_computed - window + 1, 0) // config.block_size
+    return np.maximum(num_computed - config.uniform_window + 1, 0) // config.block_size
 
 
 def num_skipped(config: EngineConfig, num_computed: int) -> int:
-    """Return how many leading blocks a row does not hold if its prefix hit has `num_computed` tokens."""
-    return int(first_needed(config, np.array(num_computed)))
+    """Return how many leading blocks a row does not hold if its prefix hit has `num_computed` tokens. Without
+    a uniform window, the result is 0.
+    """
+    return int(first_needed(config, num_computed)) if config.uniform_window else 0
+
+
+def with_skipped(config: EngineConfig, cached: np.ndarray, num_computed: int) -> np.ndarray:
+    """Return the first entries of a row's block table: 0 for each skipped block, then the blocks `cached`."""
+    skipped = num_skipped(config, num_computed)
+    return np.concatenate((np.zeros(skipped, np.int32), cached)) if skipped else cached

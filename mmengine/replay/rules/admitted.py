@@ -5,7 +5,7 @@ import numpy as np
 from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
-from mmengine.core.state.uniform_window import num_skipped
+from mmengine.core.state.uniform_window import num_skipped, with_skipped
 from mmengine.events import vocabulary as ev
 from mmengine.replay.findings import BrokenRule
 from mmengine.replay.rules.common import (
@@ -54,8 +54,8 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
         if state.num_groups > 1:
             yield from _window_hits(state, event, cached, start)
             cached, new = cached[:hits], new[:: state.num_groups]
-        skipped = np.zeros(num_skipped(state.config, start), np.int32)
-        cached = np.concatenate((skipped, cached))  # the row's block table begins with the skipped blocks
+        else:
+            cached = with_skipped(state.config, cached, start)
     if event.num_tokens < 1 or start < 0 or reach > most or len(cached) + len(new) > width:
         text = f"request {name!r:.80} starts after {start} tokens with {event.num_tokens} tokens in "
         text += f"{len(cached) + len(new)} blocks; a row holds {most} tokens in {width} blocks"
