@@ -30,9 +30,7 @@ def check_values(path: Path, values: dict[str, object]) -> None:
         if fields.prefix and fields.values.get("quantization_config") is not None:
             fields.fail(f"{fields.prefix}quantization_config must not be in a nested object; {SUPPORTED}")
         for name, value in fields.values.items():
-            limit = _limit_of(name)
-            if limit and isinstance(value, int) and value > limit:
-                fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
+            _check_limit(fields, name, _limit_of(name))
             if _POSITIONS.fullmatch(name) and isinstance(value, int) and value < 1:
                 fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; it must be at least 1")
 
@@ -43,10 +41,16 @@ def check_processor_values(path: Path, values: dict[str, object]) -> None:
     first.
     """
     for fields in _objects(Fields(values, path, "")):
-        for name, value in fields.values.items():
+        for name in fields.values:
             limit = MAX_SIDE if name in _SIDES else MAX_SEQUENCE if _SEQUENCE.fullmatch(name) else 0
-            if limit and isinstance(value, int) and value > limit:
-                fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
+            _check_limit(fields, name, limit)
+
+
+def _check_limit(fields: Fields, name: str, limit: int) -> None:
+    """Raise ModelError for a number above `limit`. 0 means no limit."""
+    value = fields.values[name]
+    if limit and isinstance(value, int) and value > limit:
+        fields.fail(f"{fields.prefix}{name} is {repr(value)[:60]}; the limit is {limit:,}")
 
 
 def _limit_of(name: str) -> int:

@@ -87,9 +87,8 @@ def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
     if settings is None:
         return None
     found = settings.prepare_image(sample_image(), ImageOptions(), lambda _: None, "the probe image")
-    tokens = ChatTokenizer.of_folder(folder).special
-    ids = [tokens[name] for name in settings.indicators]
-    encoder = MediaEncoder(model, torch.from_numpy(found.patches), ids)
+    indicators = _indicators(model.config, open_processor(folder))
+    encoder = MediaEncoder(model, torch.from_numpy(found.patches), indicators)
     if settings.video:
         try:
             found = settings.prepare_video(

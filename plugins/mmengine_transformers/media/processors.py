@@ -46,18 +46,19 @@ def open_processor(folder: Path) -> Any:
     Raises ModelError for a folder with its own code, for a processor that needs a missing package, and for a
     processor that transformers cannot build.
     """
-    for name in _FILES:
-        if has_model_file(folder, name):
-            check_processor_values(folder / name, read_model_json(folder, name))
-    for name in (*_FILES, "tokenizer_config.json"):
-        if has_model_file(folder, name) and read_model_json(folder, name).get("auto_map"):
-            known = read_model_json(folder, name).get("processor_class")
+    names = [name for name in (*_FILES, "tokenizer_config.json") if has_model_file(folder, name)]
+    files = {name: read_model_json(folder, name) for name in names}
+    for name in filter(files.get, _FILES):
+        check_processor_values(folder / name, files[name])
+    for name, values in files.items():
+        if values.get("auto_map"):
+            known = values.get("processor_class")
             if not isinstance(known, str) or not hasattr(transformers, known):
                 raise ModelError(
                     f"{folder / name} names code in the folder (auto_map), which is never run; transformers "
                     f"{transformers.__version__} has no processor class of its own for it"
                 )
-    if not any(has_model_file(folder, name) for name in _FILES):
+    if files.keys().isdisjoint(_FILES):
         raise ModelError(f"{folder} has none of {', '.join(_FILES)}, which a model with images needs")
     try:
         with _OPENING, _processor_folder(folder) as where:
