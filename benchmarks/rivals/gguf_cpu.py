@@ -106,7 +106,7 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int, error: boo
     found: Found = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, side in sides.items():
-            found[name] = {"bytes": side.weight_bytes}
+            found[name] = {"bytes": side.greeting["weight_bytes"]}
             if truth is not None:
                 side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
                 found[name]["kld"] = _divergence(truth, np.load(path))

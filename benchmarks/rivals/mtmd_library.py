@@ -51,7 +51,6 @@ def load_mtmd(libraries: Path) -> ctypes.CDLL:
         ),
         "mtmd_helper_eval_chunk_single": (number, chunk),
         "mtmd_get_output_embd": (ctypes.POINTER(ctypes.c_float), (pointer,)),
-        "mtmd_log_set": (None, (pointer, pointer)),
         "mtmd_helper_log_set": (None, (pointer, pointer)),
     }
     declare(mtmd, functions)

@@ -120,7 +120,7 @@ def main(
 
 
 class Process:
-    """A running engine, in a separate process."""
+    """A running engine, in a separate process. `greeting`: the first line that the process writes."""
 
     def __init__(self, command: Sequence[str | Path], threads: int, **variables: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"} | variables
@@ -130,7 +130,7 @@ class Process:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._asks: IO[str] = self._process.stdin
         self._answers: IO[str] = self._process.stdout
-        self.weight_bytes = self._answer()["weight_bytes"]
+        self.greeting = self._answer()
 
     @classmethod
     def of(cls, engine: Engine, folders: dict[str, Path], threads: int) -> "Process":
@@ -165,7 +165,8 @@ def _measured(
     with tempfile.TemporaryDirectory(dir=models.BUILD) as scratch:
         for name, side in sides.items():
             side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
-            found[name] = {"bits": 8 * side.weight_bytes / weights, **_apart(truth, _log_softmax(path))}
+            bits = 8 * side.greeting["weight_bytes"] / weights
+            found[name] = {"bits": bits, **_apart(truth, _log_softmax(path))}
     took: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         for rows, name, answer in answers_in_turns(sides, chance):
