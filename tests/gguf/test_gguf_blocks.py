@@ -106,7 +106,9 @@ def test_how_a_reader_holds_blocks_in_bfloat16(opened):
             assert isinstance(joined, ChunkedBlocks) and joined.runs == ((0, 12), (1, 8))
             layer = PackedLinear(library.load(), joined)
             assert torch.equal(layer.rows(torch.arange(64)), found)
-            assert reader.how_held().startswith("Q4_K, Q8_0 held as codes and other matrices as int8 ")
+            int8 = "int8 with int16 activations" if prefers_int16(library.load()) else "int8"
+            said = f"Q4_K, Q8_0 held as codes and other matrices as {int8} in "
+            assert reader.how_held().startswith(said)
         else:
             assert not isinstance(joined, ChunkedBlocks)
         assert isinstance(codes, ChunkedCodes) == (library.load() is not None)
@@ -133,7 +135,7 @@ def test_q8_0_is_multiplied_by_int16_where_the_kernels_prefer_it(opened, monkeyp
     """If the kernels prefer int16, only Q8_0 tensors use int16, and only if the option `activations` is
     "model".
     """
-    codes = prefers_int16(opened_isa(isa))
+    is_preferred = prefers_int16(opened_isa(isa))
     entries = opened([tensor("q", "Q8_0", (64, 256)), tensor("k", "IQ4_NL", (64, 256), 1)])
     monkeypatch.setenv("MMENGINE_NATIVE_ISA", isa)
     library.forget()
@@ -143,7 +145,7 @@ def test_q8_0_is_multiplied_by_int16_where_the_kernels_prefer_it(opened, monkeyp
                 held, other = reader.held("q"), reader.held("k")
                 if activations == "int8":
                     assert held.row_form is other.row_form is RowForm.INT8
-                elif codes:
+                elif is_preferred:
                     assert held.row_form is RowForm.INT16 and not hasattr(other, "row_form")
                     assert "int8 with int16 activations" in reader.how_held()
                     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -70,8 +70,8 @@ def test_roles_compare_and_serialise_as_text(tokenizer):
 def test_other_pieces_are_refused_with_advice(tokenizer):
     with pytest.raises(ModelError, match=r"only a message's role may be inserted"):
         prompt(tokenizer, "{{ '<|' + m.role | lower + '|>' }}", [])
-    with pytest.raises(InvalidRequest, match="marks|surrogate|Unicode"):
-        template = ChatTemplate.of_source(LOOP % HEADERS["+"], {}, tokenizer, "of the test")
+    template = ChatTemplate.of_source(LOOP % HEADERS["+"], {}, tokenizer, "of the test")
+    with pytest.raises(InvalidRequest, match="chat_template holds an unpaired surrogate at character 0"):
         template.with_source("\ud801user\ud802")
 
 
