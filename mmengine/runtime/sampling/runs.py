@@ -27,8 +27,8 @@ class Runs(NamedTuple):
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return each selected row's first position and drafts. `selected`: indexes into `places`, with all
-        positions of each selected row.
+        """Return each selected row's first position and drafts. `selected`: indices into `places`. A row
+        is selected with all its positions or with none.
         """
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]

@@ -13,7 +13,7 @@ A row's operations are applied in this order; unused operations are skipped.
        the largest sum of logit and noise is chosen.
     5. Some texts must be complete within their token budget. If the budget after the chosen
        token would be too small to complete the text, `close` replaces the chosen token. The replacement
-       is the next token of a text that is complete in time.
+       is the next token of a continuation that fits into the budget.
 
 Steps 2 and 4 follow the order in transformers' logits processors. A row gets no token if its logits contain
 NaN or +inf, or if all are -inf. A mask changes the caller's logits in place. The logits of rows without a
@@ -160,7 +160,7 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(forced.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
-        """Choose tokens, which the caller may still change. `conclude` must follow."""
+        """Choose tokens. The caller may still change them, and must then call `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits, allowed = logits, None
@@ -254,11 +254,12 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s], and all options combined with
-        bitwise OR. Handled rows lose the bit MIN_TOKENS in both.
+        """Apply min_tokens to the rows whose logits need not change. Returns the remaining options [s], and
+        their bitwise OR. Rows that need no further work lose the bit MIN_TOKENS.
 
-        Rows with at least min_tokens tokens are handled. On a CPU, greedy rows without other options are
-        handled too: another token replaces an ending token in `token_ids`.
+        Rows with at least min_tokens tokens need no work. On a CPU, greedy rows without other options get
+        another token if their token in `token_ids` ends the text. If no row has other options, only the
+        bitwise OR loses the bit.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])

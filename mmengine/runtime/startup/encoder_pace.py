@@ -8,7 +8,7 @@ from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
 # Target time for one part of an item, in ns. In this time, other rows decode only one token, so a longer time
-# would be a visible pause. A much shorter time would be small compared with the fixed cost of a step.
+# would be a visible pause. With a much shorter time, a step's fixed cost would be a large share of the step.
 PIECE_NS = 10**9
 
 
