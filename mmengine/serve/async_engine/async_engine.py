@@ -242,8 +242,9 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     ) -> AsyncSession:
         """Open a new session. The arguments are the same as for `Engine.session`.
 
-        To continue an open session, use `attach_session`. The log stores the option `envelope` with the
-        session. Raises QueueFull, and InvalidRequest for example if the id belongs to an open session.
+        To continue an open session, use `attach_session`. The option `envelope` takes bytes that the log
+        stores with the session. Raises QueueFull, and InvalidRequest, for example if the id belongs to an
+        open session.
         """
         return await self._sessions.open(session_id, idle_s, media_options, options)
 

@@ -254,7 +254,7 @@ class Preparation:
         first step that needs the item.
         """
         memory, channel = self._engine().media_memory, request.channel
-        memory.release(channel)  # otherwise the request would wait for its own pixels
+        memory.release(channel)  # otherwise the request could wait for memory that its own pixels take
         memory.wait_for_room(lambda: request.is_over)
         memory.hold(channel, prepared.media)
         loaded: list[MediaInput] = []

@@ -72,7 +72,7 @@ class AsyncSessions:
 
 
 class AnswerFacts(NamedTuple):
-    """How the answer to a session's request `number` ended."""
+    """How a session's answer ended. `number`: the session's request count before the question."""
 
     number: int
     reason: str

@@ -1,7 +1,7 @@
 """Runs many prompts through an engine.
 
-Worker threads prepare prompts ahead, while a limited number of answers is in flight. The module also runs a
-single request for callers that read the request's outputs.
+Worker threads prepare prompts ahead, while a limited number of answers is in flight. `outputs_of` instead
+steps the engine for a single request, whose outputs the caller reads as they are generated.
 """
 
 import threading

@@ -170,9 +170,9 @@ class Engine(TypedAnswers, PooledAnswers):
         Pass sampling parameters as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`).
         Further options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or
         `grammar` for the answer's format (docs/how-to/structured_output.md). With `stream` False, only
-        complete answers have text, which saves work. `outputs` has the answer's first token ids if another
-        engine with the same weights has already computed them. This engine's outputs begin after these
-        tokens. If InvalidRequest, InvalidMedia or QueueFull is raised, nothing is queued.
+        complete answers have text, which saves work. If another engine with the same weights has already
+        sampled the answer's first tokens, pass their ids as the option `outputs`. This engine's outputs begin
+        after these tokens. If InvalidRequest, InvalidMedia or QueueFull is raised, nothing is queued.
         """
         begun = time.monotonic()
         form = response_format_of(options)

@@ -18,8 +18,8 @@ _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
 class Columns:
-    """The columns of a schema. `names`: their JSON pointers in the schema's order, and [""] for a schema
-    without properties.
+    """The columns of a schema. `names`: their JSON pointers in the schema's order; [""] for a schema without
+    properties.
     """
 
     def __init__(self, schema: object) -> None:

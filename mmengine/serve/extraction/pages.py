@@ -20,8 +20,8 @@ COPY_SIDE = 1024  # Maximum width and height of a small copy, in pixels.
 
 
 class PagePainter:
-    """Draws pages, and small copies for the review page, in decoder processes. Thread-safe. At most
-    `num_workers` items are drawn in parallel.
+    """Draws the pages of PDF documents, and small copies of pictures for the review page, in decoder
+    processes. Thread-safe. At most `num_workers` items are drawn in parallel.
     """
 
     def __init__(self, config: EngineConfig, dpi: int, max_pages: int) -> None:

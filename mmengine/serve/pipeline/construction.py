@@ -52,9 +52,9 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # In transformers, a call's tokenizer serves only stop strings, so calls accept this keyword. A
-            # constructor's tokenizer replaces the model's tokenizer there, so the constructor refuses this
-            # keyword.
+            # transformers uses a call's `tokenizer` only for stop strings, so calls accept the keyword here
+            # too. transformers replaces the model's tokenizer by the constructor's `tokenizer`, which this
+            # pipeline does not support.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")

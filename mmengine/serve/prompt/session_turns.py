@@ -169,9 +169,9 @@ def parts_of(content: object) -> list[Part]:
 
 
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
-    """Return a video's frames, (seconds, image), as message parts. If the encoder reads several frames
-    together (`in_patch` > 1), all `frames` become a video part. Otherwise each frame becomes a text with the
-    time and an image part.
+    """Return a video's frames, (seconds, image), as message parts. If the encoder reads `in_patch` > 1 frames
+    together, each group of `in_patch` frames becomes a video part. Otherwise each frame becomes a text with
+    the time and an image part.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

@@ -85,8 +85,8 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """A resource that requests hold under the engine core's request ids. In the engine core, each choice has
-    its own request id.
+    """An object that holds resources for requests, by the engine core's request ids. In the engine core, each
+    choice has its own request id.
     """
 
     def release(self, request_id: str, /) -> None:

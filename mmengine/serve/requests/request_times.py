@@ -63,7 +63,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """The times when a running answer reached each stage, as in Times; 0 before the stage."""
+    """The times when a running answer reached each stage, as in Times; 0 for later stages."""
 
     begun: float  # as in Times
     queued: float

@@ -211,8 +211,8 @@ class Stream(ChannelReader):
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
-        """Hand the answer over to the caller, and return its identity for `AsyncEngine.release_answers`,
-        which releases several answers in a single call.
+        """Return the held answer's identity. The caller must pass it to `AsyncEngine.release_answers`, which
+        releases several answers in a single call.
         """
         self._channel.is_held = False
         return self.held_answer

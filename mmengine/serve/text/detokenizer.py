@@ -15,7 +15,8 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # maximum number of new tokens per decode call; after the call, a longer window is shortened
+# Maximum number of new tokens per decode call. A window that has more tokens after the call is shortened.
+WINDOW = 16
 # Minimum number of tokens that stay in the window, because a character may have four bytes in four tokens.
 CONTEXT = 4
 
