@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 
 
 class Caller(NamedTuple):
-    """Decides whether a call may get an earlier call's answer.
+    """Facts that decide whether a call may get an earlier call's answer.
 
     `names_itself`: whether the client chose the request id. `tries_again`: whether RETRY_HEADER marks the
     call as a retry.

@@ -72,8 +72,8 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
 
 
 def _add_content(message: Json) -> None:
-    """Set an assistant message's missing content to its refusal. If the message has only reasoning, the
-    content is "".
+    """Set an assistant message's missing content to the message's refusal, or to "" if the message has
+    reasoning and no refusal.
     """
     refusal = message.get("refusal")
     if isinstance(refusal, str):

@@ -1,4 +1,4 @@
-// A backend on the debug server that delivered this page.
+// The debugger page's backend: sends commands to the debug server that delivered the page.
 
 async function openRemote() {
   const about = await (await fetch("about")).json();

@@ -135,7 +135,8 @@ class LiveColumns {
 }
 
 /**
- * Returns for each lane the lowest slot (line of the chart) that is free from its start to its end.
+ * Returns the slot (line of the chart) for each lane (request): the lowest slot that is free from the lane's start
+ * to the lane's end.
  * @param {Int32Array} start
  * @param {Int32Array} end
  */

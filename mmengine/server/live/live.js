@@ -211,7 +211,8 @@ function openOf(data) {
 }
 
 /**
- * Returns the buttons for a request: its story and the trace.
+ * Returns the buttons for a request. "Why?" writes the reasons for the request's course into `story`. "Perfetto
+ * trace" downloads the log's trace.
  * @param {string} name
  * @param {() => string} key
  * @param {HTMLElement} story

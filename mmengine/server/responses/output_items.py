@@ -35,7 +35,7 @@ class OutputItem:
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
-        # The bytes before the text in each delta. Most events are deltas.
+        # The bytes before the text in each delta, built once, because most events are deltas.
         self._delta_head = b""
 
     def begun(self) -> Iterator[bytes]:
