@@ -58,7 +58,7 @@ class AnswerRecord:
 
     `ended` is called after the stream's last output. Only the stream's event loop may use a record. Usually a
     stream has a single reader. This reader takes the outputs from the stream and adds them to the record.
-    With more readers, the record itself reads the stream.
+    With more readers, or after this reader has left, the record itself reads the stream.
     """
 
     def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):

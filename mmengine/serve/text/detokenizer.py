@@ -101,8 +101,8 @@ class UntilStop:
     """Cuts a text before its first stop string.
 
     After a stop string, `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
-    which begins with the string. Later text is dropped too. `closes`: the answer is JSON. The sampler
-    completes the JSON value after a stop string, so later text is returned.
+    which begins with the string. Without `closes`, later text is dropped too. With `closes`, later text is
+    returned, because the answer is JSON, and the sampler completes the JSON value after a stop string.
     """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):

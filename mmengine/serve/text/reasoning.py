@@ -58,7 +58,8 @@ def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
 class Reasoning:
     """A model's reasoning markers.
 
-    With an empty `end`, the model does not reason. With an empty `start`, reasoning is never detected.
+    With an empty `end`, the model does not reason. With an empty `start`, an answer has reasoning only if the
+    option `reasoning` is True.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
@@ -124,7 +125,7 @@ class Reasoning:
             )
         is_open, start, end = self.tokens(options, prompt_token_ids)
         if not end or not (is_open or start):
-            return options  # no reasoning: the grammar begins with the first token
+            return options  # the answer has no reasoning
         return replace(options, thinking=ThinkingBudget(budget, is_open, start, end))
 
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:

@@ -61,7 +61,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The number of tokens before the last token in `after`."""
+        """The number of tokens before the last token in `after`. All tokens if the reasoning did not end."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
