@@ -70,7 +70,7 @@ NO_PAYLOADS = MediaPayloads()
 
 
 def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the base64 text in each data: URL."""
+    """Yield the start and end of each base64 text in a data: URL, if it has at least MIN_CHARS characters."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (head := find(body, _HEAD, at)) < 0:
@@ -90,7 +90,7 @@ def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each string in a field `data`."""
+    """Yield the start and end of each string in a field `data`, if it has at least MIN_CHARS characters."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (key := find(body, _FIELD, at)) < 0:

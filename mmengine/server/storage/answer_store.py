@@ -93,11 +93,11 @@ class AnswerStore:
         self.num_bytes = await self._database.write(lambda connection: self._save_all(connection, made()))
 
     async def get(self, response_id: str, owner: str) -> AnswerRow | None:
-        """Return the answer, or None if the answer does not exist or has another owner."""
+        """Return the answer, or None if the answer does not exist, has expired or has another owner."""
         return await self._find("id=?", response_id, owner)
 
     async def of_key(self, key: str, owner: str) -> AnswerRow | None:
-        """Return the owner's latest answer with this Idempotency-Key, or None."""
+        """Return the owner's latest unexpired answer with this Idempotency-Key, or None."""
         return await self._find("key=? AND key != ''", key, owner)
 
     async def _find(self, condition: str, value: str, owner: str) -> AnswerRow | None:
