@@ -12,7 +12,7 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // with fewer multiply-adds, a single thread is faster
-constexpr int kFewQueries = 16;  // rows with drafts and at most so many queries are computed without tiles
+constexpr int kFewQueries = 16;  // rows with drafts are computed without tiles if they have at most this many queries
 constexpr int kTaskQueries = 1024;  // maximum queries per task, over all heads that share a KV head
 
 int queries_of(const mm_attention_step& step, int row) { return step.query_starts[row + 1] - step.query_starts[row]; }

@@ -45,7 +45,7 @@ struct Row {
   // The offset of a head's values in q and in the result.
   int64_t place(int head, int64_t stride) const { return query_of(head) * stride + (int64_t)head_of(head) * d; }
 
-  // The index in the span at `at` of the first computed token, rounded down to a multiple of kTokens.
+  // The index of the first computed token in the span that starts at `at`, rounded down to a multiple of kTokens.
   int first_place(int at) const { return first[0] > at ? (first[0] - at) / kTokens * kTokens : 0; }
 
   // Finds the keys of the span that starts at `at`, and returns their number. The list `k` is padded at both ends to

@@ -28,7 +28,8 @@ struct QueryTile {
   const int *first, *seen;
   bool has_sinks;  // the running softmax is initialised with a sink
 
-  // Whether the block at key `start` is the first with keys for any query, or for query `r` if there are no sinks.
+  // begins(start) is true if the block at key `start` initialises the sums, because no earlier block has keys for the
+  // tile. begins(start, r) is true until the softmax of query r is initialised, by a sink or by the first block with keys.
   MM_INLINE_MEMBER bool begins(int start) const { return start <= first[0]; }
   MM_INLINE_MEMBER bool begins(int start, int r) const { return !has_sinks && start <= first[r]; }
 };

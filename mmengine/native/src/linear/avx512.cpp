@@ -23,7 +23,7 @@ void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bo
 constexpr int kScaledRows = 6;  // most rows for which a group's sums and the totals fit into registers
 constexpr int kPiece = 256;     // values of k that are decoded at a time for many rows
 
-// Multiplies `count` groups from `first` on, whose decoded codes are in `tile`.
+// Multiplies M rows with `count` groups from `first` on, whose decoded codes are in `tile`.
 template <int M>
 void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
   const int size = rows.linear.group;
@@ -102,8 +102,8 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
 constexpr int kDecodedRows = 4;  // most rows whose sums fit into registers beside codes
 constexpr int kFirstRows = 8;    // most rows that are multiplied while FP8 codes are decoded and scaled
 
-// Decodes `count` groups from `first` on in registers and multiplies them. Stores the decoded codes to `tile` and their
-// scales to `by`.
+// Decodes `count` groups from `first` on in registers and multiplies M rows with them. Stores the decoded codes to
+// `tile` and their scales to `by`.
 template <class Codes, int M>
 void multiply_groups(const Rows& rows, int first, int count, const char* group, char* tile, Scales* by, float* c) {
   const mm_linear& linear = rows.linear;
@@ -121,7 +121,7 @@ void multiply_groups(const Rows& rows, int first, int count, const char* group, 
   store_sums<M>(totals, c);
 }
 
-// The same for FP8, which is scaled during decoding.
+// Like multiply_tile, for FP8 codes, which are already scaled in `tile`.
 template <int M>
 void multiply_scaled_tile(const Rows& rows, int first, int count, const char* tile, Next next, float* c) {
   const int size = rows.linear.group;
@@ -208,7 +208,7 @@ void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-// The same for FP8, whose codes are scaled during decoding.
+// run_many for FP8, whose codes are scaled during decoding.
 template <>
 void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -255,7 +255,7 @@ void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-// The same for FP8, whose codes are scaled during decoding.
+// run_many for FP8, whose codes are scaled during decoding.
 template <>
 void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;

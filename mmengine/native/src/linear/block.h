@@ -22,7 +22,7 @@ MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
 }
 
 #if defined(__AVX512BF16__)
-// Adds one pair of k to the sums.
+// Adds the products with one pair of k to the sums.
 template <int M>
 MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
@@ -33,7 +33,7 @@ MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i
   }
 }
 #else
-// Adds one pair of k to the sums: first the products with the even k, then the products with the odd k.
+// Adds the products with one pair of k to the sums: first with the even k, then with the odd k.
 template <int M>
 MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
   const __m512i odd = _mm512_set1_epi32((int)0xffff0000);

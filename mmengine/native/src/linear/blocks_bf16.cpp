@@ -125,7 +125,7 @@ struct MultiplyPanel {
     }
   }
 
-  // Multiplies the rows after the first ones with a tile.
+  // Multiplies the rows after the first kFirstRows rows with a tile.
   static void multiply_others(const Rows& rows, int64_t t, int64_t count, const Tile& tile, float* c) {
     constexpr decltype(&multiply_tile<1, F.group>) others[] = {
         nullptr,

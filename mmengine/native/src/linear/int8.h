@@ -21,7 +21,7 @@ int64_t int8_scratch_bytes(const LinearJob& job);
 void int8_prepare(const LinearJob& job, void* scratch, int row0, int row1);
 void int8_run(const LinearJob& job, const void* scratch, const Share& share);
 
-// The counterparts of encode_column and decode_one for other layers (linear/codes.h).
+// Like encode_column and decode_one (linear/codes.h), for layers with an x_form.
 void int8_encode(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
                  float min);
 float int8_decode_one(const mm_linear& linear, const char* group, int column, int64_t t);

@@ -160,7 +160,8 @@ __attribute__((noinline)) void multiply_int8(const int8_t* x, int64_t stride, co
   memcpy(found, sums, sizeof sums);
 }
 
-// The same for int4. Sums are kept in 16 bits, which suffices for eight sums of two products of at most 15 * 127.
+// Like multiply_int8, for int4 codes. Sums are kept in 16 bits, which suffices for eight sums of two products of at
+// most 15 * 127.
 template <int M, int V>
 __attribute__((noinline)) void multiply_int4(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
   const __m256i low = _mm256_set1_epi8(15);

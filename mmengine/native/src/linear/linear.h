@@ -25,7 +25,7 @@ extern "C" {
 enum { MM_FP32 = 0, MM_BF16 = 1, MM_MAX_GROUP = 256 };
 enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3, MM_BLOCKS = 4, MM_INT16 = 5 };
 
-// Panels from `panel` on, up to the next run's, have a GGUF type (linear/blocks.h).
+// A run of panels with the same GGUF type (linear/blocks.h), from `panel` to the panel before the next run.
 typedef struct {
   int32_t panel, type;
 } mm_block_run;

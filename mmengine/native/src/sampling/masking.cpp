@@ -22,7 +22,7 @@ struct Best {
   }
 };
 
-// Offers 32 tokens that are all allowed. Usually none is better, and the first comparison is enough.
+// Offers 32 tokens that are all allowed. Usually no token beats `best`, and the first comparison is enough.
 void offer_all(Best& best, const float* logits, int32_t first) {
   f16v most = larger(load_as<f16v>(logits), load_as<f16v>(logits + 16));
   if (largest_lane(most) <= best.value) return;
