@@ -8,7 +8,7 @@
     │   ├── SessionBusy      a request of the session is running; try again later
     │   └── QueueFull        too many requests wait already; try again later
     ├── RequestFailed        accepted, then ended with finish_reason "error"
-    ├── ExecutorFailed       the device side of a step raised
+    ├── ExecutorFailed       the device side of a step raised an error
     │   └── ExecutorLost     … and no step can run in this process any more
     ├── KeepFailed           answers, files or batches that a server stores cannot be written or read
     └── LogError

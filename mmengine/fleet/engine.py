@@ -109,7 +109,7 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def pooled(self) -> PooledModel:
-        """The pooling description of a chat model, because replicas send no vectors."""
+        """A PooledModel for chat, because replicas send no vectors."""
         return PooledModel()
 
     @property

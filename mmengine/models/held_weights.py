@@ -50,8 +50,8 @@ class HeldWeights:
         blocks (True) or dequantised values.
         """
         for entry in entries:
-            # `text` names a dequantised tensor by its coding. The GGUF type is recorded only if the tensor
-            # has no coding, or if other tensors stay GGUF blocks.
+            # If no tensor stays GGUF blocks, `text` names a dequantised tensor by its coding. So the GGUF
+            # type is recorded only if other tensors stay GGUF blocks, or if the tensor has no coding.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:

@@ -3,8 +3,8 @@ matrix.
 
 mmengine.checkpoint checks names and shapes before memory is allocated. An untrusted folder therefore cannot
 use more memory than its files' sizes justify. safetensors files are mapped. Matrices are read in pieces. A
-piece is a view into the file if the stored dtype is the right dtype. Otherwise, memory contains only a single
-converted piece at a time.
+piece is a view into the file if the tensor is stored in the requested dtype. Otherwise, memory contains only
+a single converted piece at a time.
 """
 
 import math
@@ -377,7 +377,8 @@ def open_reader(
     quantize: Coding | None = None,
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """Map the files that contain `entries`, and yield a reader. The arguments are those of WeightReader.
+    """Map the safetensors files that contain `entries`, and yield a reader. For the arguments, see
+    WeightReader.
 
     The caller must have checked the tensors' names and shapes. `part.count` must divide each dimension that
     is cut. Raises ModelError if a file cannot be mapped or is too short.

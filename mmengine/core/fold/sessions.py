@@ -25,8 +25,8 @@ def apply_appended(state: State, event: ev.Appended) -> None:
 
 
 def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
-    """Return the event with the session's kept tokens and media before the request's prompt. If the request
-    belongs to no session, return the event unchanged.
+    """Return the event with a longer prompt: the session's kept tokens and media, then the request's own
+    prompt and media. If the request belongs to no session, return the event unchanged.
     """
     session = state.sessions.of_request.get(queued.request_id)
     if session is None:

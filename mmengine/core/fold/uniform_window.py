@@ -28,7 +28,8 @@ def release_before_window(state: State, flight: Flight) -> None:
     if not ripe.any():
         return
     rows, needed = rows[ripe], needed[ripe]
-    # Most numbers below `needed` were released long ago. Comparing them is cheaper than indexing them.
+    # Most blocks before `needed` were released long ago. Comparing all these table entries is cheaper than
+    # selecting them by index.
     width = int(needed.max())
     is_released = (table[rows, :width] != 0) & (np.arange(width) < needed[:, None])
     places, numbers = np.divmod(np.flatnonzero(is_released), width)

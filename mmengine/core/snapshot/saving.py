@@ -125,7 +125,7 @@ def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ..
     """Return (row, token ids) for the running rows.
 
     For vLLM's asynchronous scheduler, return all rows with tokens, because this scheduler may also read
-    tokens outside the running requests.
+    tokens that belong to no running request.
     """
     if not started.host or state.config.max_in_flight == 1:
         return tuple((row, _row_tokens(state, row)) for row in state.running.tolist())

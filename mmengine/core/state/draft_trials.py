@@ -57,7 +57,9 @@ class DraftTrials:
         """
         lost_ns = min(ns - without_ns, MOST_NS)
         self.num_drafted += drafts > 0
-        if made and not self.num_drafted:  # the drafter catches up with tokens that it missed
+        # Before the first drafts are verified, the drafter reads the tokens that it missed. This cost occurs
+        # once per level.
+        if made and not self.num_drafted:
             self.sunk_ns = min(self.sunk_ns + max(lost_ns, 0), MOST_NS)
         else:
             self.lost_ns = max(min(self.lost_ns + lost_ns, MOST_NS), -KEPT_GAIN * plain_ns)

@@ -152,7 +152,7 @@ class Goodput(DraftArbiter):
 
     def _fail(self, plain_ns: int) -> None:
         """End a trial that lost too much time. If the batch has shrunk since the last review, the loss counts
-        for the bucket before (`full_bucket`).
+        for the bucket that the batch had before (`full_bucket`).
         """
         if self.bucket == self.full_bucket:
             self.acceptance.count()

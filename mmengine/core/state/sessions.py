@@ -97,8 +97,8 @@ class Sessions:
     def by_age(self) -> list[SessionState]:
         """Return the sessions with leases, in the order in which leases are shortened.
 
-        Sessions without an unfinished request come first. Both groups begin with the least recently used
-        session.
+        Sessions without an unfinished request come first, then sessions with such a request. Each group
+        begins with the least recently used session.
         """
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))
