@@ -12,7 +12,7 @@ using mm::Rows;
 enum Part { kLinears, kAttention, kRows };
 int64_t* profile = nullptr;
 
-// Adds its lifetime in nanoseconds to an entry in the profile.
+// Adds the lifetime of the object, in nanoseconds, to an entry in the profile.
 class Timed {
  public:
   explicit Timed(Part part) : to_(profile ? profile + part : nullptr), start_(to_ ? now() : 0) {}

@@ -42,7 +42,7 @@ struct Mixer {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
            ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
-  // Addresses for one head and one token: q followed by k, v, and the decay followed by beta.
+  // Addresses for one head and one token. q: q, then k. v: v. gates: the decay, then beta.
   float* q(int key_head, int64_t work) const {
     return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
   }
@@ -198,8 +198,8 @@ struct Mixer {
     }
   }
 
-  // Stores the convolution inputs before each saved state and before the end of the row's certain tokens. The drafts'
-  // inputs go to `pending`.
+  // Stores the last taps - 1 convolution inputs for each saved state, and for the row's own state, which ends with the
+  // certain tokens. The drafts' inputs go to `pending`.
   void keep_inputs(int row) const {
     for (int kept = step.kept_starts[row]; kept < step.kept_starts[row + 1]; ++kept)
       keep_window(row, step.kept_after[kept], conv(step.kept_slots[kept]));

@@ -152,7 +152,7 @@ void add_up(const Call& call, const Pairs& pairs, const Rows& rows, int token) {
 bool run(const Call& call) {
   static thread_local Pairs kept_pairs;
   static thread_local Jobs kept_jobs;
-  Pairs& pairs = kept_pairs;  // the parallel regions' workers use this thread's variable
+  Pairs& pairs = kept_pairs;  // a reference, so that workers in parallel regions use this thread's variable
   Jobs& jobs = kept_jobs;
   char* scratch = scratch_of_thread(Rows::bytes(call));
   if (!scratch || !choose(call, pairs)) return false;

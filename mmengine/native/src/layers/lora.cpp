@@ -74,7 +74,8 @@ MM_INLINE void load_pair(const char* at, wide (&pair)[2][Sixteen::kParts]) {
     }
 }
 
-// Adds the products of M rows of x and a pair of a or b to the sums. `pair`: the pair's index in x.
+// Multiplies M rows of x with a pair (lora.h) from a or b, and adds the products to the sums. `pair`: the index of the
+// pair of values in x.
 template <bool BF16, int M>
 MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int pair, Sixteen (&sums)[M]) {
 #if defined(__AVX512BF16__)

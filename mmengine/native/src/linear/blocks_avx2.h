@@ -31,7 +31,7 @@ struct GroupScales {
   }
   MM_INLINE_MEMBER static __m256 halves(const char* at) { return _mm256_cvtph_ps(load_as<__m128i>(at)); }
 
-  // Unlike 0 - value, a flipped zero is -0. Adding -0 keeps the sign of a zero product.
+  // Flips the sign. Zero becomes -0, unlike in 0 - value. Adding -0 keeps the sign of a zero product.
   MM_INLINE_MEMBER static __m256 flipped(__m256 value) { return _mm256_xor_ps(value, _mm256_set1_ps(-0.0f)); }
 
   MM_INLINE_MEMBER static __m256 powers(const char* at) {
