@@ -91,7 +91,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         if state.ended[row] == LEFT:
             continue
         count = 1 if counts is None else counts[index]
-        if state.num_tokens[row] + count <= state.max_total[row]:  # else the request ends by its length
+        if state.num_tokens[row] + count <= state.max_total[row]:  # else the length limit ends the request
             state.ended[row] = STOPPED
             state.requests_by_row[row].detail = kind
     if counts is None:
