@@ -221,8 +221,8 @@ def _fold(
     records: Iterator[Record],
     wanted: Callable[[str], bool] | None = None,
 ) -> None:
-    """Apply the records to the state. DELIVERED is ignored for `wanted` requests, so that their answers are
-    delivered again.
+    """Apply the records to the state. For `wanted` requests, `undelivered` ignores DELIVERED, so that their
+    answers are delivered again.
     """
     for record in records:
         event = record.event

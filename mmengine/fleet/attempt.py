@@ -33,7 +33,8 @@ class Carrier(Protocol):
         """Send a ReplicaRequest to a replica, and yield the replica's messages.
 
         `key` selects a replica. If this replica takes no requests, its successor on the hash ring gets the
-        request. Closing the generator cancels the request on the replica. Raises ReplicaLost.
+        request. Closing the generator cancels the request on the replica. Raises ReplicaLost, and QueueFull
+        if all replicas are full.
         """
 
     def is_leaving(self, replica: str) -> bool:

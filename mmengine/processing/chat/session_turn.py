@@ -91,8 +91,8 @@ def in_one_film(
     tokens after the video are missing.
 
     `before`, `after`: the template's tokens around a video. `in_film`: whether the pieces follow an open
-    video. `is_film`: whether the pieces contain a video, which continues the open video. If the pieces
-    contain no video, the open video is closed before the pieces.
+    video. `is_film`: whether the pieces contain a video. With both, this video continues the open video.
+    Without `is_film`, the open video is closed before the pieces.
     """
     if not is_film:
         return [*after, *pieces]
