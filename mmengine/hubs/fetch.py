@@ -2,7 +2,7 @@
 Only files that the engine reads are fetched.
 
 A model's uploader controls the hub's file list, so the list is not trusted. Names must match the allowed
-patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the
+patterns, the files' total size is checked before each download, and the fetched bytes are compared with the
 hashes in the list.
 """
 
@@ -146,7 +146,7 @@ def adapter_from(hub: Hub, name: HubName) -> Path:
 
 
 def check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:
-    """Raise ModelError if the files exceed the size limit or the free disk space. Called before any
+    """Raise ModelError if the files exceed the size limit or the free disk space. Called before each
     download.
     """
     files = [listed[file] for file in names if file in listed]

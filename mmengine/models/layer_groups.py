@@ -29,8 +29,8 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     if not kinds:
         return ()
     if not full:
-        # A block's content id depends on the previous block. With a window of 1, queries never see a previous
-        # block, so the model gets no groups.
+        # A block's content id depends on the previous block, so a window must reach into the previous block.
+        # A window of 1 does not, and the model gets no groups.
         longest, layers = max(kinds), sum(kinds.values(), [])
         return (BlockGroup(longest, tuple(sorted(layers))),) if longest > 1 else ()
     size = len(full)

@@ -15,10 +15,11 @@ from mmengine.core.state.window_blocks import WindowIndex
 from mmengine.events.vocabulary import Admitted
 from mmengine.request import Request, num_before
 
-# Special values of the last field in _PART, which otherwise is an embedding's index.
-OF_SALT = -1  # the hash is the hash of a tenant's salt
-OF_ADAPTER = -2  # the hash is the digest of a LoRA adapter
-OF_PROMPT = -3  # the hash is the hash of the whole prompt
+# Special values of the last field in _PART, which otherwise is an embedding's index. They say what the
+# preceding hash was computed from.
+OF_SALT = -1  # a tenant's salt
+OF_ADAPTER = -2  # a LoRA adapter
+OF_PROMPT = -3  # the whole prompt
 # Fields: length of the preceding hash, position relative to the block, index of the first embedding.
 _PART = struct.Struct("<Iqq")
 
