@@ -136,7 +136,7 @@ class WeightReader:
     def held(self, *names: str, alike: bool = False) -> AnyWeight:
         """Return the joined matrix in a format that the kernels support.
 
-        The format is GGUF blocks if all tensors are stored as blocks. The format is codes if the reader
+        `_runs` decides whether the matrix stays in GGUF blocks. If not, the format is codes if the reader
         quantises, or if all tensors are stored with the same coding. Otherwise the format is `dtype`.
         `alike`: all blocks must have the same type.
         """
@@ -157,7 +157,7 @@ class WeightReader:
         return self._runs((name,), alike=True) is not None
 
     def _runs(self, names: Sequence[str], alike: bool) -> tuple[tuple[int, int], ...] | None:
-        """Return the runs of rows with the same block type, or None if the matrix cannot be held in GGUF
+        """Return the runs of rows with the same block type, or None for a matrix that is not held in GGUF
         blocks.
         """
         found = [self._entries[name].blocks for name in names]

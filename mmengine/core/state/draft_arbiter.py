@@ -146,7 +146,7 @@ class DraftArbiter(ABC):
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
         is_off = level == NO_DRAFTERS
-        # The step after a prompt is slow. So `add_plain` below requires two such steps in a row.
+        # The step after a prompt is slow. So `add_plain` is called only if the previous step was off too.
         self.was_off = is_off and only_decodes and not drafts
         if drafts or made:
             self.empty_steps = 0
