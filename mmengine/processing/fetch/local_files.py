@@ -1,5 +1,5 @@
-"""Reads files below a media folder. No path leads out of the media folder, because each folder is opened
-relative to its parent's descriptor.
+"""Reads files below a media folder. No path leads out of the media folder: links are not followed, and each
+folder is opened relative to its parent's descriptor.
 """
 
 import os
