@@ -49,7 +49,7 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
     """Translate transformers' `size` to the mmengine options that limit the pixels of an image, or of all
-    frames together.
+    frames of a video together.
     """
     size = options.pop("size", None)
     if size is None:

@@ -1,5 +1,5 @@
-"""Builds a worker process's decoder, which converts encoded images and videos to patches. Checks the length
-of a prompt. This module imports neither torch nor a tokenizer.
+"""Builds a worker process's decoder, which converts encoded images and videos to patches. Also checks prompt
+lengths. This module imports neither torch nor a tokenizer.
 """
 
 import importlib

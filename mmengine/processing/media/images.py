@@ -41,7 +41,7 @@ PLUGINS = (
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
-# Several requests may share a PIL image, which reads its file and EXIF lazily.
+# Held while a PIL image is read, because requests may share an image, and Pillow reads files and EXIF lazily.
 _SHARED = threading.Lock()
 _ANIMATED = ("GIF", "WEBP", "PNG")  # MPO is left out, because it contains several views of one photo.
 _BAND_PIXELS = 2**20

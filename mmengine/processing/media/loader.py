@@ -80,7 +80,7 @@ class MediaLoader:
             return self._load(part, given, access), source
         key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
         media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
-        # If the file changed during decoding, it is unknown whether old or new contents were decoded.
+        # If the file changed during decoding, the cached pixels may not be those of the hashed contents.
         if _stamp(source.data) != stamp:
             self.cache.forget(key)
         return media, source
@@ -170,7 +170,7 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    # If there are too many frames, pass a single frame more than allowed: the decoder then reports the error.
+    # If there are too many frames, pass only one more than allowed. The decoder then reports the error.
     for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)
@@ -208,7 +208,7 @@ def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> 
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # The JSON text contains no line break, so this line break separates the head from the media bytes.
+    )  # The final line break ends the head unambiguously, because JSON text contains no line breaks.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:

@@ -29,9 +29,10 @@ _WRONG_PASSWORD = 4  # PDFium's FPDF_ERR_PASSWORD.
 def decoder(settings: bytes) -> MediaDecoder:
     """Return the function that a worker calls for an item.
 
-    COUNT returns a document's number of pages, as the first value of `grid`. PAGE returns a page as a PNG,
-    with the options `page` (the first page is 0) and `dpi`. COPY returns an image as a JPEG whose sides have
-    at most `side` pixels. The encoded picture is in `patches`, and its height and width are in `grid`.
+    COUNT returns a document's number of pages, as the first value of `grid`. PAGE returns a page as a PNG.
+    The options `page` (the first page is 0) and `dpi` select the page and the resolution. COPY returns an
+    image as a JPEG whose sides have at most `side` pixels. The encoded picture is in `patches`, and its
+    height and width are in `grid`.
     """
     return _decode
 

@@ -32,8 +32,8 @@ MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
 MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: MAX_DECODED_FRAMES frames at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
-# Maximum number of keyframes with an earlier time than the preceding keyframe in the file. FFmpeg must sort
-# these keyframes into an index.
+# Maximum number of keyframes with an earlier time than the preceding keyframe in the file. Sorting many
+# such keyframes into FFmpeg's index would take long.
 MAX_BACKWARD = 1024
 
 
