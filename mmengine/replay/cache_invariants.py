@@ -1,4 +1,5 @@
-"""The invariants of the encoder cache, the adapter pool and the sessions, which invariants.py lists.
+"""Checks the invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists the
+invariants' names.
 
 Each function yields a sentence for each violation.
 """

@@ -149,8 +149,8 @@ class CheckedLog:
         """Return a context manager that handles an error caused by `record` (default: the current record).
 
         The error becomes the log's last finding if the record is a decision, or if an earlier decision broke
-        a rule. Then the `with` block and the iteration end. Otherwise CorruptLog is raised, and names the
-        record.
+        a rule. In these cases, the `with` block and the iteration end. Otherwise CorruptLog is raised, and
+        names the record.
         """
         return _Naming(self, record)
 
@@ -224,7 +224,7 @@ class CheckedLog:
 
 class _Naming:
     """The context manager of `CheckedLog.naming`. A class is faster than a generator function, and a replay
-    enters two of these blocks per record.
+    enters two `naming` blocks per record.
     """
 
     __slots__ = ("_log", "_outer", "_record")
@@ -292,8 +292,9 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
 
 
 def _constants(started: ev.Started, config: EngineConfig) -> tuple[ev.FoldConstants, ...]:
-    """Return the constants that STARTED may have. The second item is for earlier recorders, which did not set
-    `fills_with_results` and took `media_ahead` and `media_held_ahead` from vLLM's newest version.
+    """Return the constants that STARTED may have. If another engine recorded the log, the second item is for
+    earlier versions of the recorder. They did not set `fills_with_results`, and took `media_ahead` and
+    `media_held_ahead` from vLLM's newest version.
     """
     exact = constants_of(config, started.host)
     if not started.host:

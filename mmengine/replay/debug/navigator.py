@@ -211,7 +211,7 @@ class Navigator:
 
 
 def _is_packable(state: State) -> bool:
-    """Return whether a snapshot can represent the state. It cannot represent blocks that arrive from a block
-    store, or tokens that vLLM's asynchronous scheduler computed before a preemption.
+    """Return whether a snapshot can represent the state. Snapshots cannot contain blocks that arrive from a
+    block store, or tokens that vLLM's asynchronous scheduler computed before a preemption.
     """
     return not state.step_fetched and not state.stale and not state.stopped

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. LogReader would begin at the segment's first record. This reader
-skips the frames (groups of records) before the position.
+"""Reads a log's records from any position. Unlike LogReader, which begins at a segment's first record, this
+reader skips the frames (groups of records) before the position.
 """
 
 from bisect import bisect_right

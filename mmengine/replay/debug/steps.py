@@ -41,8 +41,8 @@ def queue_view(navigator: Navigator) -> Table:
 
 
 def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
-    """Return the open step's number, or the next step's if no step is open, and the reason for each request
-    that is not in this step. The number is -1 if this build's rules do not apply.
+    """Return (step number, reasons) for the open step, or for the next step if no step is open. Each request
+    that is not in the step has a reason. The number is -1 if this build's rules do not apply.
     """
     state, start = navigator.state, navigator.position
     if state.is_open or state.preempted_in_step:

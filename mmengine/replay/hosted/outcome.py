@@ -83,7 +83,7 @@ class RecordedRows:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._names: dict[int, str] = {}
-        # The previous call's rows. SCHEDULED with `rows` None repeats them.
+        # The previous call's rows. SCHEDULED with `rows` None repeats these rows.
         self._last: list[int] = []
 
     def outcome(self, events: Iterable[ev.Event]) -> Outcome:

@@ -1,8 +1,9 @@
 """Replays a script (a log's requests), reports the first failure of a given kind, and writes the replay's
 log.
 
-A kind is an invariant's name, "any" for all invariants, "stalled" (no progress), "thrash", "crash" (an
-unexpected exception), "tokens" (a request read wrong KV), or "divergence" (the replay's log does not verify).
+A kind is an invariant's name, "any" for all invariants, "stalled" (no progress), "thrash" (a request is
+preempted again and again without a new token), "crash" (an unexpected exception), "tokens" (a request read
+wrong KV), or "divergence" (the replay's log does not verify).
 """
 
 import re

@@ -43,9 +43,9 @@ class Recording:
         self.num_requests = len(self.kept)
 
     def minimize(self, progress: Callable[[int, int], None] = lambda kept, tried: None) -> None:
-        """Remove requests until the failure needs every remaining request. A session's requests stay
-        together, and so do a call's choices. `progress`: called with the numbers of remaining requests and of
-        tested subsets.
+        """Remove requests until the failure needs every remaining request. A session's requests
+        are only removed together, and so are the choices of a request with `n` answers. `progress`: called
+        with the numbers of remaining requests and of tested subsets.
         """
         units = self._units()
 

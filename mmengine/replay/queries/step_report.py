@@ -48,9 +48,9 @@ class StepReport(msgspec.Struct, frozen=True):
     "failed", or "" if the log does not contain the outcome. `mono_ns`: time since the log's first record. If
     the log may lack the step's last decisions, `is_whole` is False and `waits` is empty.
 
-    `part`: if the step encodes a part of a media item, the request, the item's index, the part's start and
-    end, and the item's size. The last three are in units of encoder work. `wall_ns`: the Unix time of the
-    first decision, or 0 if unknown.
+    `part`: the part of a media item that the step encodes, or None: (request, the item's index, the part's
+    start and end, the item's size). Start, end and size are in units of encoder work. `wall_ns`: the Unix
+    time of the first decision, or 0 if unknown.
     """
 
     step: int

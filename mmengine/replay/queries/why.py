@@ -105,7 +105,7 @@ class _Inquiry:
         self._rules = Rules(self.view, is_ours)
         self._words = words_of(log.started, -1 if difference is None else difference.step)
         self._difference = difference
-        self._expected: Expected = UNKNOWN  # The rules' decision before the last scheduling event.
+        self._expected: Expected = UNKNOWN  # The rules' decision in place of the last scheduling event.
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
         self._waits: list[Wait] = []

@@ -26,7 +26,7 @@ from mmengine.replay.timeline import is_scheduling
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
 MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments are left out.
-# Reasons that apply to all waiting requests in a step. Stored only once per step.
+# Reasons that apply to all waiting requests in a step. A step stores such a reason only once.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
 # Maximum number of steps between two checks of the reasons.
 REASONS_EVERY = 16

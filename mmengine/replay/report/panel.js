@@ -101,8 +101,8 @@ function tableOf(/** @type {string} */ title, /** @type {Placed[]} */ entries, /
   return parts;
 }
 
-// Returns the id of the request that blocks all later waiting requests, or "another". It is the first request without a
-// row that lacks KV blocks.
+// Returns the id of the request that blocks all later waiting requests, or "another". The blocking
+// request is the first request without a row that lacks KV blocks.
 function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ waiting) {
   const first = waiting.find(({ segment }) => {
     const kind = data.reasons[data.segment_reason[segment]];

@@ -61,7 +61,7 @@ class Timer:
 
 class Counter:
     """A Clock that counts each step twice: when the step is decided, and when its result has returned.
-    `wait_until` advances the count, so all later observations are due earlier.
+    `wait_until` advances the count permanently, so all later observations are due earlier.
     """
 
     def __init__(self, core: EngineCore):

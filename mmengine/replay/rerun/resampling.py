@@ -7,9 +7,9 @@ steps near the same time.
 Ratio and pause: a simulated step takes both from a logged step of the same class, which has the same kind and
 a similar size. Consecutive simulated steps of a class use consecutive logged steps, which are called a run. A
 run ends after RUN steps, or when the engine becomes idle. Each class then begins its next run at a random
-logged step that meets two conditions. The step is near the simulation's time. Before the step, the logged
-engine had been busy for about as long as the simulated engine has been, because a long-busy process has more
-pauses.
+logged step that meets two conditions. First, the step is near the simulation's time. Second, the logged
+engine had been busy before the step for about as long as the simulated engine has been. The second condition
+matters, because a long-busy process has more pauses.
 """
 
 import numpy as np
@@ -83,9 +83,9 @@ class DrawnTimes:
         negative.
 
         `is_certain`: False if the caller applies the delay only if a request arrives before the delayed step
-        ends. Such a caller applies long delays more often than short delays. The log also has more of them,
-        for the same reason. Therefore a delay is drawn with a chance inverse to the probability that a
-        request arrives before the delayed step ends.
+        ends. This condition favours long delays. The logged delays already met the same condition, so long
+        delays would be favoured twice. To prevent this, a delay is drawn with a chance inverse to the
+        probability that a request arrives before the delayed step ends.
         """
         kind, slowness, usual_ns, own_ns = self._last
         delays = self._times.delays_ns.get((phase, kind))
@@ -172,8 +172,9 @@ class _Members:
 class _Slowness:
     """The machine's slowness at the simulation's time.
 
-    The log has no steps while the engine is idle, and in the half that calibration skips. If the nearest step
-    is d ns before such a time, the slowness d ns before this step is used, and vice versa.
+    The log has no steps while the engine is idle, and in the half that calibration skips. At such a time,
+    the slowness is mirrored at the nearest step. For example, d ns after this step, the slowness is used that
+    the machine had d ns before the step.
     """
 
     def __init__(self, times: StepTimes):

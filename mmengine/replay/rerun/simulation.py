@@ -22,7 +22,7 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-# Maximum time between a step's consecutive records that reached the scheduler together.
+# Maximum time between two consecutive observations that the scheduler saw together.
 TOGETHER_NS = 1_000_000
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
@@ -136,9 +136,9 @@ class _IdleTimer(Timer):
 
 
 def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
-    """Return the observations with earlier times. Each time is reduced by a random share of `slack_ns`. An
-    observation may have arrived up to `slack_ns` before the scheduler saw it. Observations that the scheduler
-    saw together stay together.
+    """Return the observations with earlier times. Each time is reduced by a random share of `slack_ns`,
+    because an observation may have arrived up to `slack_ns` before the scheduler saw the observation.
+    Observations that the scheduler saw together get the same time.
     """
     result: list[Observation] = []
     last, time_ns = None, 0

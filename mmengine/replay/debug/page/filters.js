@@ -1,7 +1,7 @@
-// The filter language (field, operator, literal), as in mmengine/replay/debug/filters.py, and what breakpoints and
-// watchpoints do with it. Nothing of a filter is evaluated as code.
+// The filter language (field, operator, literal), as in mmengine/replay/debug/filters.py, and the breakpoints and
+// watchpoints that use filters. No part of a filter is evaluated as code.
 
-/** @typedef {Record<string, any>} Log what mmengine/replay/debug/page/collect.py collects */
+/** @typedef {Record<string, any>} Log the data that mmengine/replay/debug/page/collect.py collects */
 /** @typedef {{ object: string[] | null, field: string, operator: string, literal: any }} Comparison */
 /** @typedef {{ kind: string, number: number, text: string, hits: number, on: boolean, begin: (at: number) => void, first: (at: number) => string, hit: (at: number) => string }} Stop */
 

@@ -115,7 +115,7 @@ function positionOf(/** @type {OwnLog} */ own, /** @type {string} */ word) {
   return at;
 }
 
-// Moves to where `rest` says, and returns what `goto` prints first.
+// Moves to the position that `rest` names, and returns the first line that `goto` prints.
 function goTo(/** @type {OwnLog} */ own, /** @type {string} */ rest) {
   const [word] = rest.split(" ", 1), name = rest.slice(word.length).trim(), { first } = own.log;
   const toRecord = (/** @type {number} */ at) => {

@@ -2,7 +2,7 @@
 
 class OwnLog {
   constructor(/** @type {Log} */ log) {
-    // A log may name a request "constructor".
+    // Without prototypes, a request named "constructor" is an ordinary key.
     for (const value of Object.values(log)) if (typeof value === "object" && !Array.isArray(value)) Object.setPrototypeOf(value, null);
     this.log = log;
     this.facts = new Facts(log);
@@ -65,7 +65,7 @@ class OwnLog {
     this.at = Math.max(this.log.first, Math.min(this.end, at));
   }
 
-  // Searches with stops from here on, or back. Returns why it stopped, or "".
+  // Moves forward or back to the next hit of a stop, or else to the log's end or beginning. Returns the reason, or "".
   search(/** @type {Stop[]} */ stops, /** @type {boolean} */ back) {
     const [at, stop, why] = back ? this.lastHit(stops, this.at) : this.nextHit(stops);
     this.move(at);
@@ -96,7 +96,7 @@ class OwnLog {
     return found;
   }
 
-  // Moves along a list of [position, why], and returns the why.
+  // Moves by `count` entries in a list of [position, value]. Returns the text that `why` makes from the last value.
   along(/** @type {[number, any][]} */ list, /** @type {number} */ count, /** @type {(value: any) => string} */ why) {
     let said = "";
     for (let left = Math.abs(count); left > 0; left--) {
@@ -176,7 +176,7 @@ function numberOf(/** @type {string} */ text, /** @type {string} */ what, /** @t
   return Number(text);
 }
 
-// Returns a breakpoint's condition from what follows `break`.
+// Converts the text after `break` to a breakpoint's condition.
 function conditionOf(/** @type {Log} */ log, /** @type {string} */ text) {
   if (!text) throw new NotUnderstood("say where to stop: break STEP, break EVENT, or break CONDITION");
   if (/^[0-9]+$/.test(text)) return `step = ${text}`;

@@ -1,11 +1,11 @@
-// The debugger's page: sends command lines to a backend, and shows its tables and texts. All texts of a log are set
-// as text, never as HTML.
+// The debugger's page: sends command lines to a backend, and shows the tables and texts that the backend returns.
+// Texts from a log are inserted as text, never as HTML.
 
 /** @typedef {{ title: string, header: string[], rows: (string | number)[][], note: string }} Table */
 /** @typedef {{ lines: string[] }} Lines */
 /** @typedef {{ blocks: (Table | Lines)[], error: string }} Answer */
 /**
- * Runs commands. `name`: the log. `commands`: names and aliases. `views`: what `info` shows.
+ * Runs commands. `name`: the log. `commands`: names and aliases. `views`: the names that `info` accepts.
  * @typedef {{ name: string, commands: string[], views: string[], run: (lines: string[]) => Promise<Answer[]> }} Backend
  */
 
@@ -48,7 +48,8 @@ function shownBlock(/** @type {Table | Lines} */ block, /** @type {string} */ ki
   return box;
 }
 
-// Fills what does not change: the log's name, the moves, the tabs, and the names of commands for completion.
+// Fills the parts of the page that never change: the log's name, the moves, the tabs, and the command names for
+// completion.
 function fillPage(
   /** @type {Backend} */ backend, /** @type {(text: string) => void} */ run, /** @type {(name: string) => void} */ choose,
 ) {
