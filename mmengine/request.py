@@ -390,7 +390,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string cuts off, with one byte in each token."""
+        """Return the maximum number of tokens that a stop string cuts off, if each token has one byte."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

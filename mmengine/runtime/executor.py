@@ -172,7 +172,7 @@ class TorchExecutor:
             step.error = error
 
     def _begin(self, step: InFlightStep) -> None:
-        """Launch the step. Its sampling is launched too, unless it needs the tokens of a step in flight."""
+        """Launch the step. Also launch the sampling, unless it depends on tokens of a step in flight."""
         step.computed = self._run(step)
         if not (self._in_flight and step.computed.depends_on_sampled):
             self._sample(step)

@@ -140,7 +140,7 @@ class TritonPagedAttention:
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """Return the buffer, which all buckets share, because only one of them runs at a time.
+        """Return the buffer, which all buckets share, because only one bucket runs at a time.
 
         The first call allocates the buffer, so the largest bucket must be captured first.
         """

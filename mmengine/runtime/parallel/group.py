@@ -4,7 +4,7 @@ All ranks make the same calls in the same order:
 
     encoded items' features, from rank 0      if the plan encodes items, because only rank 0 has pixels
     token ids, from rank 0                    if a token may come from a step that still runs
-    2 sums a layer                            after attention and after the MLP
+    2 sums per layer                          after attention and after the MLP
 
 In a replayed step the token ids and the sums are exchanged inside the graph, and the replay counts as one
 call.
