@@ -31,7 +31,8 @@ from mmengine.replay.kv_events.wire import (
     media_id_of,
 )
 
-# Maximum number of remembered salts. Routers receive only the hashes of older salts.
+# Maximum number of remembered salts, and of adapter names. Routers receive hashes in place of older salts and
+# names.
 MAX_SALTS = 4096
 Key = TypeVar("Key", int, bytes)
 # The layout of the parts of a block's extra key. core/state/blocks.py writes this layout.

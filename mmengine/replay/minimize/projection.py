@@ -39,8 +39,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record, split by row. `rows`: the record's row numbers, intp. `owners`: each row's request id, for
-    PREEMPTED the id of the request in row `for_row`, or (). `shares`: the columns by field name.
+    """A record, split by row. `rows`: the record's row numbers, intp. `owners`: the id of each row's
+    request; for PREEMPTED, the id of the request in row `for_row`; () if unknown. `shares`: the columns by
+    field name.
     """
 
     record: Record

@@ -34,8 +34,8 @@ ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 class Reason(msgspec.Struct, frozen=True):
     """The reason why a request got no tokens in a step.
 
-    `kind` is one of the constants above. For a shortage, `needed` and `free` are numbers of blocks, rows,
-    tokens, or embeddings. `other`: the request for which this request waits, or "".
+    `kind` is one of the constants above. For a shortage, `needed` and `free` are amounts of the missing
+    resource, such as blocks or tokens. `other`: the request for which this request waits, or "".
     """
 
     request_id: str

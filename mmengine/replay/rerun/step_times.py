@@ -45,7 +45,8 @@ class StepTimes:
     machine's slowness around the step, relative to the median step (1.0). `ratios`: the step's time without
     its pause, divided by its fitted time and by the slowness. `usual`: for each class, the mean ratio of its
     plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
-    at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
+    at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared. The
+    arrays among these fields have an entry for each logged step.
 
     `delays_ns`: (phase, kind of step) -> the steps' delays, divided by the slowness. The phase is DURING or
     BEFORE. `delayed_ns`: the durations of these delayed steps, with pauses, for each key in `delays_ns`.

@@ -1,4 +1,4 @@
-// The commands of a page that contains its log, by name.
+// The debugger's commands, by name, for a page that contains the log.
 
 /** @type {Record<string, (log: OwnLog, rest: string) => (Table | Lines)[]>} */
 const OWN_COMMANDS = {
