@@ -256,8 +256,8 @@ class Reader:
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
         """Correct `stops` for rows that have a grammar and ended at a stop string.
 
-        The kind becomes STRING if the grammar was complete, otherwise CUT. Rows that continue with closing
-        tokens for their grammar are removed.
+        A stop's kind becomes STRING if the grammar was complete, otherwise CUT. Rows whose answer continues
+        until the grammar is complete are removed.
         """
         if self.matchers is None or self.watcher is None:
             return
@@ -281,8 +281,8 @@ class Reader:
         return found
 
     def _close(self, batch: SampleRows, repeating: list[int], stops: dict[int, str]) -> None:
-        """Add the rows in `repeating` to `stops`, except rows that continue with closing tokens for their
-        grammar. Call after the grammars have advanced.
+        """Add the rows in `repeating` to `stops`, except rows whose answer continues until the grammar is
+        complete. Call after the grammars have advanced.
         """
         for index in repeating:
             is_complete = self.matchers is not None and self.matchers.close(int(batch.rows[index]))

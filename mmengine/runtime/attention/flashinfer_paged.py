@@ -22,9 +22,9 @@ from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 # NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
 LAYOUT, KERNELS = "NHD", "fa2"
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is split among several thread blocks
-# A captured step with at least this many KV heads (heads per row * rows) keeps a GPU busy. The GPU has 132 or
-# more multiprocessors, and each runs two thread blocks. Splitting a head's KV further would only reserve
-# memory.
+# A captured step with at least this many KV heads (heads per row * rows) keeps a GPU busy. For example, an
+# H100 has 132 multiprocessors, and each runs two thread blocks. Splitting a head's KV further would only
+# reserve memory.
 BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 

@@ -1,8 +1,9 @@
 """Paged attention on a GPU by Triton kernels. Not yet run on a GPU.
 
 These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA compiler
-is installed. In each step the host assigns keys to the kernels' programs. Kernels in a CUDA graph read this
-assignment from a buffer. For each captured size, the buffer's layout and the number of programs are fixed.
+is installed. In each step the host assigns tiles (queries) and spans of keys to the kernels' programs
+(gpu/attention_tiles.py). Kernels in a CUDA graph read this assignment from a buffer. For each captured size,
+the buffer's layout and the number of programs are fixed.
 """
 
 from dataclasses import replace

@@ -23,7 +23,7 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL | CONFIDENCE
 
 
 class LazyMaskResult(NamedTuple):
-    """Rows whose text is complete or failed. A row is an index among the sampling rows.
+    """Rows whose grammar is complete, and rows that failed. A row is an index among the sampling rows.
 
     `complete`: row -> number of tokens up to the grammar's end. `errors`: row -> reason why the row gets no
     token.

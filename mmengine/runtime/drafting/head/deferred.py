@@ -1,4 +1,4 @@
-"""Stores the tokens that a draft head has not read yet.
+"""Stores waiting tokens: the tokens that a draft head has not read yet.
 
 While no row may have drafts, the head does not run, and steps are only stored. Before the next drafts, each
 token is assigned to its row, and rejected drafts are removed. A finished request's tokens have no row, but a
