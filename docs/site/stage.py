@@ -1,6 +1,6 @@
 """Copy the pages of the site into a folder and write an index and a page for each public Python name.
 
-python docs/site/stage.py build/site/pages     `make docs` does it
+python docs/site/stage.py build/site/pages     (`make docs` runs this command)
 
 Pages keep their paths, so links between them stay valid. Linked files that are no pages are copied too.
 """

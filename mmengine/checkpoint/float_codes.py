@@ -9,7 +9,7 @@ both:
 * NVFP4: each byte has two e2m1 codes, the first in the low four bits. The scales are `X.weight_scale` e4m3
   [out, in / 16] and a global float32 scale. compressed-tensors stores the codes in `X.weight_packed` uint8
   [out, in / 2] and the global scale in `X.weight_global_scale`. A weight is code * (scale / global scale).
-  ModelOpt uses the names `X.weight` and `X.weight_scale_2`. A weight is code * (scale * global scale).
+  ModelOpt uses the names `X.weight` and `X.weight_scale_2`, and a weight is code * (scale * global scale).
 
 Scales for inputs and for the KV cache are ignored: inputs are not quantised here, and an FP8 KV cache has no
 scales. Formats: https://github.com/vllm-project/compressed-tensors,

@@ -1,4 +1,4 @@
-"""Give a starting request the whole token budget instead of the remaining budget."""
+"""A planted bug: a request that is admitted gets the whole token budget instead of the remaining budget."""
 
 from mmengine.core.decide.admission import Admission
 

@@ -1,4 +1,4 @@
-"""Release an encoder output for all rows as soon as one row no longer needs the output."""
+"""A planted bug: when one row releases an encoder output, the output is released for all rows."""
 
 from mmengine.encoder_cache.cache import EncoderCache
 

@@ -1,4 +1,4 @@
-"""A bug for the debugger's tutorial: requests finish one step after their stop."""
+"""A planted bug: requests finish one step after their stop."""
 
 from mmengine.core import engine
 from mmengine.core.decide.completion import complete

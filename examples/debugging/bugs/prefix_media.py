@@ -1,4 +1,4 @@
-"""Hash a block by its tokens only, without the hashes of its images."""
+"""A planted bug: a block's hash covers only the tokens, not the images."""
 
 from mmengine.core.decide import start
 from mmengine.core.fold import rows

@@ -1,4 +1,4 @@
-"""Put a preempted request at the end of the queue, after later arrivals."""
+"""A planted bug: a preempted request goes to the end of the queue, after later arrivals."""
 
 from mmengine.core.state.state import State
 

@@ -1,4 +1,4 @@
-"""Preempt the request with the longest prompt instead of the last admitted one."""
+"""A planted bug: the request with the longest prompt is preempted, not the last admitted request."""
 
 from mmengine.core.state import policy
 

@@ -156,8 +156,8 @@ def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks.
 
-    Rows with one new full block are processed together, which is faster. Blocks for which `block_extras` has
-    bytes are processed row by row.
+    Rows with one new full block from `plain_from` on (no media, salt or adapter in the block's hash) are
+    processed together, which is faster. All other rows are processed one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
