@@ -68,8 +68,8 @@ def log_order(groups: Sequence[BlockGroup]) -> tuple[int, ...]:
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:
     """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks. If all
-    groups have a window, requests free their old blocks. Blocks then set no limit, so MAX_LENGTH is the
-    limit.
+    groups have a window, requests free their old blocks. The result is then MAX_LENGTH if the blocks of the
+    windows and a chunk fit.
 
     `num_blocks` does not count the dummy block, which no request uses.
     """

@@ -19,7 +19,9 @@ def contradictions(config: ModelSettings) -> Iterator[str]:
 
 
 def _own_contradictions(config: EngineSettings) -> Iterator[str]:
-    """Yield an error for each pair of settings that exclude each other under both schedulers."""
+    """Yield an error for each pair of settings that exclude each other, both under mmengine's scheduling
+    rules and under vLLM's.
+    """
     budget, drafts = config.token_budget, config.num_draft_tokens
     if budget < config.max_num_seqs:
         yield (

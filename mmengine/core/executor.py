@@ -18,7 +18,7 @@ ERROR_TOKEN = -1  # in a result's `token_ids`: the row's logits are not finite
 NO_DRAFT = -1  # in an array of drafts: the row has no draft at this position
 CUT = "cut"  # kind of stop: a stop string ended the text before the text satisfied its grammar
 REPETITION = "repetition"  # kind of stop: the text repeated itself
-# Kind of stop: the text repeated itself, and more tokens then satisfied the grammar.
+# Kind of stop: the text repeated itself, and the engine then completed the text by its grammar.
 REPETITION_CLOSED = "repetition_closed"
 PADDING = -1  # fills arrays of ids after a row's last id, and marks the place for a draft
 

@@ -2,10 +2,10 @@
 tensor values.
 
 The file's values differ from transformers' in four ways. Norms are stored with 1 added, except the delta
-net's norm. `ssm_a` is -exp(A_log). The convolution has two dimensions. The delta net's value heads are tiled:
-value head h uses key head h % number of key heads. mmengine keeps this order (`tiled` in
-models/decoder/config.py), because reordering the columns of `ssm_out` would split quantised blocks. The last
-layers in the file are the multi-token-prediction heads, if the model has any.
+net's norm. `ssm_a` is -exp(A_log). The convolution's weight has two dimensions instead of three. The delta
+net's value heads are tiled: value head h uses key head h % number of key heads. mmengine keeps this order
+(`tiled` in models/decoder/config.py), because reordering the columns of `ssm_out` would split quantised
+blocks. The last layers in the file are the multi-token-prediction heads, if the model has any.
 """
 
 import re

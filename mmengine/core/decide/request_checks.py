@@ -22,7 +22,7 @@ from mmengine.request import (
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
-# Maximum of prompt tokens times logprobs per token. This many logprobs take 2 MiB in the log.
+# Maximum number of prompt logprobs (prompt tokens times logprobs per token). They take 2 MiB in the log.
 MAX_PROMPT_LOGPROBS = 2**18
 MAX_DIGEST_BYTES = 64  # maximum length of an adapter's digest
 MAX_ENVELOPE_BYTES = 2**20  # maximum size of the server's own data for a request in the log
