@@ -2,9 +2,8 @@
 
 python docs/site/picture.py     writes docs/images/architecture.svg (`make picture`)
 
-A box is a package. A package is drawn above every package that it
-imports. An arrow that follows from two others is left out. A box is orange where a module of the package
-imports torch.
+A box is a package. A package is drawn above every package that it imports. An arrow is left out if a longer
+path of arrows leads to the same package. A box is orange if a module of the package imports torch.
 """
 
 import ast
@@ -76,7 +75,7 @@ def read_imports() -> tuple[Graph, set[str]]:
 
 
 def packages_only(graph: Graph) -> Graph:
-    """Replace each module that lies directly in `mmengine` by what it imports."""
+    """Replace each module that lies directly in `mmengine` by the packages that it imports."""
     packages = {path.parent.name for path in (ROOT / "mmengine").glob("*/__init__.py")} | {"plugins"}
     packages -= LEFT_OUT
 
@@ -118,7 +117,7 @@ def levels(graph: Graph) -> list[list[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Leave out an edge where a longer path leads to the same package."""
+    """Return the graph without the edges that a longer path replaces."""
     below = {node: reachable(graph, node) for node in graph}
     return {
         node: {each for each in targets if not any(each in below[other] for other in targets - {each})}
