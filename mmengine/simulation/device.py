@@ -38,12 +38,11 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the number that `embeds_of` adds, for a part of a media item, to the embeddings in
-    `plan.encode`.
+    """Return the number that `embeds_of` adds to the embeddings in `plan.encode` for a part of a media item.
 
     An item is in `plan.encode` only in the step with its last part. For an earlier part, the result is the
-    part's embeddings. For the last part, `plan.encode` contains the whole item, so the result subtracts the
-    earlier parts' embeddings.
+    part's share of the embeddings. For the last part, `plan.encode` already counts the whole item. The result
+    is then negative, and removes the earlier parts' shares.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share

@@ -63,7 +63,7 @@ class _Feed:
 class _Tap(SinkWrapper):
     """A sink that calls `see` for each event FINISHED or PREEMPTED that is appended to the log.
 
-    The fake model never fails a step on purpose, so a failed step raises MMEngineError and is not retried.
+    Raises MMEngineError for an event FAILED: the fake model makes no step fail, so a retry would hide a bug.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):

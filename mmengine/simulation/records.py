@@ -109,8 +109,8 @@ class Recorder:
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """Record the free resources after a step's tokens were applied. Without `compat`, skip a step with
-        aborted requests, because these requests still hold resources.
+        """Record the free resources after a step's tokens were applied. With mmengine's own rules (`compat`
+        is ""), skip a step with aborted requests, because these requests still hold resources.
         """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free

@@ -148,7 +148,7 @@ class SimulatedExecutor:
         """Return the plan with each PENDING token replaced by the row's last sampled token."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # a step with drafts has no PENDING tokens; in its ids, -1 is a place for a draft
+            return plan  # in a step with drafts, -1 marks a draft's position instead of a PENDING token
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 

@@ -24,8 +24,8 @@ class SimulatedWindows:
     def run(self, plan: StepPlan) -> np.ndarray:
         """Write the numbers of the step's tokens, and check each query's window.
 
-        Returns uint64 [n]: 0 for each row whose windows have the right numbers. Before this call, the caller
-        must write the first group's slots.
+        Returns uint64 [n]: 0 for each row whose windows have the right numbers. The caller must already have
+        written the first group's slots, because the expected numbers are computed from these slots.
         """
         ends = plan.num_computed + plan.num_scheduled
         sums = [self._prefix_sums(plan.block_table[place], end) for place, end in enumerate(ends.tolist())]

@@ -165,7 +165,8 @@ class PluginContract:
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
-    near_steps: int = NEAR_STEPS  # More for models in which a norm amplifies rounding.
+    # A subclass sets a larger number for a model in which a norm amplifies rounding.
+    near_steps: int = NEAR_STEPS
     has_partial_hits: bool = True  # Whether prompts share blocks of a common prefix.
     _made: ClassVar[Checkpoint]
 
@@ -233,6 +234,7 @@ class PluginContract:
         assert plugin_for(made.folder) is self.plugin
 
     def test_prompts_are_transformers(self, made: Checkpoint, processor: Processor) -> None:
+        # Compare each prompt's token ids, and each media item's pixels, with transformers' processor.
         for chat, inputs in zip(self.chats, made.inputs, strict=True):
             prepared, patches = processor.prepare(chat), self.patches(inputs)
             assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -241,6 +243,7 @@ class PluginContract:
                 assert mine.patches.dtype == np.uint8 and np.array_equal(mine.patches, theirs)
 
     def test_no_text_poses_as_structure(self, processor: Processor) -> None:
+        # A message that spells out all special tokens adds no special token to the prompt.
         special = sorted(processor.tokenizer.special_ids)
         names = processor.tokenizer.decode(special, skip_special_tokens=False)
         plain, posing = (
@@ -315,6 +318,7 @@ class PluginContract:
             assert worst <= self.near_steps, f"by {worst:.1f} steps, where no two experts are near a tie"
 
     def test_the_fingerprint_is_of_the_weights(self, made: Checkpoint, copy: Path) -> None:
+        # A copied checkpoint has the same fingerprint, and a changed weight changes the fingerprint.
         before = self.plugin.fingerprint(made.folder)
         assert self.plugin.fingerprint(copy) == before
         self._edit_weights(copy, lambda weights: weights[min(weights)].view(-1)[:1].add_(1))
@@ -338,6 +342,7 @@ class PluginContract:
             self._load(copy)
 
     def test_what_a_config_cannot_be_is_refused_by_name(self, copy: Path) -> None:
+        # For an invalid file, the error names config.json. For a value in `refused`, it names the field.
         path = copy / "config.json"
         whole = path.read_text()
         wrong = dict.fromkeys(("", "{", "[]", "{}"), r"config\.json")

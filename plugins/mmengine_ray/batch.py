@@ -95,7 +95,7 @@ class AnswerLines:
                 found = read_resume_state(log, Resume())
             except (LogError, OSError) as error:  # the requests in this log are computed again
                 operator_log.warning("an earlier log cannot be read", log=log.name, reason=str(error))
-            else:  # another model's answers are not continued
+            else:  # only answers from an engine with equal fingerprints are continued
                 if found.last_fingerprints == self._engine.built.core.fingerprints:
                     self._earlier |= {each.queued.envelope: each for each in found.answers.values()}
             self._read.add(log)

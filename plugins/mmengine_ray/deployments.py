@@ -174,8 +174,9 @@ async def fleet_engine(
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Return why this process and a live replica do not see each other's file locks. Returns "" if they do,
-    or if no replica stays alive during the check.
+    """Return why this process and a live replica do not see each other's file locks. Returns "" if the
+    replica sees this process's lock and this process sees the replica's lock, or if no replica stays alive
+    during the check.
     """
     if not facts.sees_ingress:
         return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"

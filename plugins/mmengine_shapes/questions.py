@@ -4,7 +4,7 @@
 
 Every function returns a dict from task name to (question, answer) pairs. A task's list is empty if the scene
 does not fit the task. Questions have a random wording with `rng`, otherwise the task's first wording. Answers
-state a thing's position before its other properties, so that the model can look the properties up by
+state a shape's position before its other properties, so that the model can look the properties up by
 position.
 """
 

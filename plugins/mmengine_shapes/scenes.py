@@ -1,7 +1,7 @@
 """Draws random scenes of coloured shapes with Pillow, and short clips of one shape.
 
-A scene has a plain background and one to four things, at most one per cell of a 3x3 grid. The reading order
-is therefore unambiguous. Lengths are fractions of the picture's side.
+A scene has a plain background and one to four shapes (things), at most one per cell of a 3x3 grid. The
+reading order is therefore unambiguous. Lengths are fractions of the picture's side.
 
 Training and held-out scenes never share a layout. A layout is the background, and the position, shape, colour
 and size of every thing. A checksum assigns one layout in eight to the held-out split.

@@ -101,8 +101,8 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest allowed token's bytes if all other allowed tokens are prefixes, otherwise b"".
-        `words`: the mask of allowed tokens.
+        """Return the longest allowed token's bytes if all other allowed tokens are prefixes of these bytes,
+        otherwise b"". `words`: the mask of allowed tokens.
         """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:

@@ -1,6 +1,7 @@
 """Builds a grammar in EBNF (the GBNF dialect that xgrammar reads), rule by rule.
 
-Text characters except ASCII letters and digits are written as code points, to escape syntax.
+In texts, only ASCII letters and digits are written as they are. All other characters are written as code
+points, because they may have a meaning in EBNF.
 """
 
 from os.path import commonprefix

@@ -128,7 +128,7 @@ class Closer:
         if not branch.consume_token(token):
             return None
         if len(path) > left:
-            return None  # No other completion is certain to fit.
+            return None  # The known completion no longer fits, and a shorter completion may not exist.
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
         place = self._closings.advance(self._place, token)

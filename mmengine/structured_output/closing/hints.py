@@ -94,8 +94,9 @@ class Hints:
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
         """Return endings for the keys to try next, best first. All keys belong to a single object.
 
-        If the last candidate in schema order is required, only the last candidate is returned. All earlier
-        candidates must be optional, because the grammar lets an answer skip only optional keys.
+        If the last candidate in schema order is required, only this candidate is returned, because the object
+        is shortest without the earlier candidates. The earlier candidates are optional: the grammar allows
+        the last candidate next, and an answer can skip only optional keys.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 class ExactEncoder:
     """Encodes text to tokens. An instance can be called like the tokenizer's `encode`.
 
-    `token_bytes`: every token's bytes, b"" for a special token. Unless the vocabulary has all 256 single-byte
-    tokens, the tokenizer's tokens are returned unchanged.
+    `token_bytes`: every token's bytes, b"" for a special token. If the vocabulary lacks a single-byte token,
+    an instance returns the tokenizer's tokens unchanged.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]):

@@ -28,8 +28,8 @@ def value_spans(text: bytes) -> Iterator[Span]:
     """Yield the complete scalars and the empty arrays and objects in a JSON text, in order. Values deeper
     than MAX_DEPTH are left out.
 
-    The text may be truncated, or continue after the value. A number or literal at the text's end counts as
-    incomplete unless the text contains nothing else.
+    The text may be truncated, or continue after the value. Inside an array or object, a number or literal at
+    the text's end counts as incomplete.
     """
     # Open containers: the closing bracket, and the key or index of the current value.
     containers: list[tuple[bytes, str | int]] = []

@@ -186,7 +186,7 @@ class LexemeSplitter:
         raise AssertionError("a character is a lexeme")
 
     def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
-        """Split a sequence. Neighbouring plain items form a single lexeme, unless it is in `unsafe`."""
+        """Split a sequence. Neighbouring plain items form a lexeme, unless this lexeme is in `unsafe`."""
         run: list[Node] = []
         ended: tuple[Node | None, ...] = (*items, None)
         for item in ended:

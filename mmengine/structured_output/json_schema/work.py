@@ -52,8 +52,8 @@ def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextmanager
 def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
-    """Add the keyword to a WorkExceeded error that this block raises, unless an inner block has added a
-    keyword.
+    """If the `with` block raises WorkExceeded, add the keyword and the pointer to the error. Keep a keyword
+    that an inner block has added.
     """
     try:
         yield

@@ -102,7 +102,7 @@ def check_flag(where: FieldPath, value: object) -> bool:
 def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
     """Inside the `with` block, this thread passes schemas of more than LARGE bytes to `work_out`.
 
-    `work_out` takes the arguments of `_normalize_text`. If it is None, this thread normalizes all schemas.
+    `work_out` takes the arguments of `_normalize_text`. With None, this thread normalizes all schemas.
     """
     token = _work_out.set(work_out)
     try:

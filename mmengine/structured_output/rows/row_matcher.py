@@ -58,7 +58,8 @@ class RowMatcher:
     """The grammar state of a row.
 
     `said` has the row's tokens since the grammar started. `pending_start` detects the tokens that start the
-    grammar; None after the start. `own` is the matcher for the grammar `compiled`.
+    grammar; None after the start. `own` is the matcher for the grammar `compiled`. `_leader` is the matcher
+    that consumes new tokens: a draft grammar's matcher, or `own`.
     """
 
     __slots__ = (
@@ -246,7 +247,7 @@ class RowMatcher:
         return self._leader is not self.own and allows(self._drop_draft_matcher(), end)
 
     def _is_over(self) -> bool:
-        """Return whether the text is complete or invalid, after the leading matcher has stopped.
+        """Return whether the text is complete or invalid, after the matcher `_leader` has stopped.
 
         A draft grammar restricts only the white space within a text. The text is therefore complete if the
         draft grammar allows no further token and the grammar allows the end.

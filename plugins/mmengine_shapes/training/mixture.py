@@ -32,7 +32,7 @@ class Stage:
 
     steps: int
     sides: dict[int, float]  # An image's side in pixels -> relative frequency.
-    # Relative frequencies of scenes with 1 to 4 things.
+    # Relative frequencies of scenes with 1 to 4 shapes.
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
     lookup_weight: float = 2.0  # Loss weight for a short answer's tokens, relative to JSON.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)

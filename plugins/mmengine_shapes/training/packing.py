@@ -136,7 +136,7 @@ class Packer:
         row.text("<|vision_end|>")
 
     def scene(self, side: int, stage: Stage) -> Scene:
-        """Return a training scene. Scenes with more things are more frequent."""
+        """Return a training scene. Scenes with more shapes are more frequent."""
         return random_scene(self.rng, side, "train", count=self.rng.choices((1, 2, 3, 4), stage.counts)[0])
 
     def row(self, kind: str, side: int, length: int, stage: Stage, long: bool) -> Row:
@@ -245,7 +245,7 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """Return the labels of each merged token, fp32 flags (V * P/4, len(KINDS)): the properties of the thing
+    """Return the labels of each merged token, fp32 flags (V * P/4, len(KINDS)): the properties of the shape
     whose centre lies in the token.
     """
     across = views[0][2].side // (PATCH * MERGE)

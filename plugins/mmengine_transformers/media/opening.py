@@ -70,8 +70,8 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 def _indicators(config: PreTrainedConfig, processor: object) -> Sequence[int]:
     """Return the ids of an item's special tokens whose embeddings are the same for all items. Ovis 2 has
-    separate constants for these tokens. In Molmo 2, these tokens are around the patches and keep their own
-    embeddings. They attend to each other and to the patches in both directions.
+    separate constants for these tokens. Molmo 2 has such tokens around the patches, with their ordinary
+    embeddings. In Molmo 2, these tokens and the patches attend to each other in both directions.
     """
     if media_rules(config).runs == "media":
         tokens: Sequence[int] = getattr(processor, "image_token_ids", ())

@@ -32,7 +32,7 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
-# Settings for `make_scheduler` and other callers, which EngineArgs does not take.
+# Settings that `make_scheduler` and other callers read. EngineArgs has no such arguments.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
     "recorded_groups",

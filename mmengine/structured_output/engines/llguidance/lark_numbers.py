@@ -31,7 +31,7 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     if low == 0 and "minimum" in schema:
         return f"/{any_digits}{behind}/", None
     sign, limit = ("", low) if low is not None else ("-", -high if high is not None else Fraction(0))
-    # At least one number lies between the limit and this power of ten, because an empty range is an error.
+    # A number must lie between the limit and this power of ten, because llguidance refuses an empty range.
     power = len(str(int(limit))) + 1 if limit >= 0 else 0
     if power > min(most - 1, MAX_POWER):
         return "", schema

@@ -1,8 +1,8 @@
 """Writes tool calls as grammars for llguidance.
 
 The text around values becomes a Lark grammar. In the json syntax, each tool's arguments become a JSON Schema
-or Lark grammar. In the xml syntax, each parameter's value becomes such a grammar, except that a raw string
-becomes a terminal.
+or Lark grammar. In the xml syntax, a parameter that is a raw string becomes a terminal, and the value of
+every other parameter becomes a JSON Schema or Lark grammar.
 
 Free text is a lazy lexeme, so the text ends where the first call begins.
 """

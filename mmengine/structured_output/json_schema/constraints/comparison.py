@@ -75,7 +75,8 @@ def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    # Reverse order keeps the first among equal constraints, which has the documented key order.
+    # Reverse order keeps the first among equal constraints. Equal constraints may differ in their key order,
+    # and the documented order is the first constraint's.
     for at, shape in reversed(list(enumerate(out))):
         for kind, constraint in list(shape.items()):
             if any(

@@ -314,7 +314,7 @@ class Emitter:
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
         """Return {regex: schema} for keys that match no pattern, or {} if there are no such keys. The regex
         replaces `additionalProperties` if a pattern was written without U+0000 (`drops_nul`). The grammar
-        engine would otherwise treat matching keys with U+0000 as additional properties.
+        engine would apply `additionalProperties` also to keys with U+0000 that match the original pattern.
         """
         budget = self.satisfiable.shapes.document.budget
         try:

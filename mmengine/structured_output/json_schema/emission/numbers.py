@@ -98,7 +98,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
     if integer:
         value = Fraction(ceil(value) if inwards > 0 else floor(value))
         value += inwards * (exclusive and value == limit[0])
-        # The engine reads this value as 2**63. Both limits allow the same 64-bit integers.
+        # The engine reads 2**63 - 1 as 2**63. As upper limits, both allow the same 64-bit integers.
         if inwards < 0 and value == LARGEST:
             return (value, False)
     keyword = ("exclusive" if exclusive else "") + ("Minimum" if inwards > 0 else "Maximum")

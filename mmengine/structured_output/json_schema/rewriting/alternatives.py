@@ -74,7 +74,8 @@ def one_of(
 def if_then_else(document: Document, place: int, parts: Parts, together: bool) -> Choice | None:
     """Return two alternatives: the condition with `then`, and the negated condition with `else`.
 
-    Returns None if neither `then` nor `else` exists, unless `together` is True.
+    If neither `then` nor `else` exists, returns None or, with `together` (see `any_of`), the condition and an
+    alternative that allows any value.
     """
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)

@@ -45,8 +45,8 @@ OMITTED_ALTERNATIVES = (
     "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
     "constraint has no complement (such as the type integer)"
 )
-# Maximum number of optional properties, if a key that neither shape names violates B. Each subset of the
-# optional properties becomes an alternative.
+# Maximum number of optional properties in `_other_keys`, where each subset of the optional properties becomes
+# an alternative.
 MAX_OPTIONAL = 5
 
 
