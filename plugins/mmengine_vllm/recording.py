@@ -54,7 +54,7 @@ class Recording:
         self.recorder = _recorder_of(scheduler, self.started, hides=settings.content != TOKENS)
         self.path = settings.path + _suffix(scheduler)
         self._events: Written = []  # events that are not yet written
-        self._is_first = True  # whether `schedule` was not called yet
+        self._is_first = True  # True until the first call of `schedule`
         self._lock = threading.Lock()
         self._is_over, self._wakes = False, threading.Event()
         self._dump_for = ""  # the reason for a requested dump, or ""

@@ -28,9 +28,9 @@ class _FollowSets:
         self._numbers = {regex: at for at, regex in enumerate(lexemes)}
         # Rule -> (FIRST set, whether the rule may be empty).
         self._first = dict.fromkeys(self._rules, (0, False))
-        self._behind_rule = dict.fromkeys(self._rules, 0)
-        self._behind = [0] * len(self._lexemes)
-        self._begin: dict[int, Set] = {}
+        self._behind_rule = dict.fromkeys(self._rules, 0)  # Rule -> FOLLOW set.
+        self._behind = [0] * len(self._lexemes)  # FOLLOW set by lexeme number.
+        self._begin: dict[int, Set] = {}  # Lexeme set -> characters with which its lexemes may begin.
         self._settle(comparison)
 
     def _settle(self, comparison: LexemeComparison) -> None:
@@ -92,6 +92,8 @@ class _FollowSets:
                     behind = bits | (behind if empty else 0)
 
     def conflicts(self, comparison: LexemeComparison) -> set[str]:
+        # `pending` has sets of lexemes that may begin at the same position. A lexeme `other` is unsafe if a
+        # character after a match of `one` can either continue `other` or begin a lexeme that follows `one`.
         found: set[str] = set()
         seen: set[tuple[int, int]] = set()
         pending = [self._first["root"][0], *self._behind]
