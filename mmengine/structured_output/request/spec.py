@@ -143,13 +143,17 @@ def grammar_of(
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
-    always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
-    from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to
-    referenced documents. A json_schema may also have "strict_keywords", which refuses unknown keywords if
-    true. A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …}, {"choice":
-    […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types except text, and
-    all grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of` reads the field
-    "reasoning". Raises InvalidRequest with the JSON pointer of the part that cannot be enforced.
+    always enforced; `strict` only adds notes. All types except text may have further fields:
+
+    * "bounds": an object with fields from bounds.py, or false for no bounds.
+    * "on_truncation": "close" or "length" (the default).
+    * "field_confidence": only for json_object and json_schema.
+    * "schemas": only for json_schema; a mapping from URIs to referenced documents.
+    * "strict_keywords": only for json_schema; true refuses unknown keywords.
+
+    `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
+    {"structural_tag": {…}}. Each may have "on_truncation". `reasoning_of` reads the field "reasoning". Raises
+    InvalidRequest with the JSON pointer of the part that cannot be enforced.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")

@@ -1,10 +1,13 @@
 """Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
-`A and not B` is computed directly, because the complement of B alone often needs infinitely many
-alternatives. Many alternatives are unnecessary because A already restricts the values. A key that A forbids
-needs no alternative. A part (an item or a property) needs none if A's schema for the part implies B's. If no
-value of an item satisfies both A and B, every list with this item violates B, and later items need no
-alternatives.
+The result is a list of alternatives. Each alternative violates B in another way. `A and not B` is computed
+directly, because the complement of B alone often needs infinitely many alternatives. Since A already
+restricts the values, many alternatives are unnecessary:
+
+* A key that A forbids needs no alternative.
+* An item or a property needs no alternative if A's schema for this part implies B's schema.
+* If no value of an item satisfies both A and B, every list with this item violates B. Later items then need
+  no alternatives.
 
 Values that cannot be expressed become a blocked constraint; a schema that uses this constraint is refused.
 OMITTED_ALTERNATIVES describes the alternatives that are left out because few authors intend them.
