@@ -60,7 +60,7 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
         video_template=str(getattr(sys.modules[type(processor).__module__], "DEFAULT_CHAT_TEMPLATE", "")),
         # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
-        max_videos=1 if config.model_type == "molmo2" else 0,  # Its processor refuses two videos.
+        max_videos=1 if config.model_type == "molmo2" else 0,  # Molmo 2's processor refuses two videos.
         embeds=tuple(dict.fromkeys(embeds)),
         indicators=tuple(names[token] for token in indicators),
         identity=identity(processor),
