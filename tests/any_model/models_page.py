@@ -83,8 +83,8 @@ def write_page(
 
 
 def set_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows to list. If an architecture has rows with `cells` (results of contract checks), its
-    other rows are left out, except a DESCRIBED row.
+    """Return the rows to list. For an architecture with contract results (rows with `cells`), only these
+    rows and a DESCRIBED row are listed.
     """
     ran = {row.architecture for row in rows if row.cells}
     return [row for row in rows if row.cells or row.verdict == DESCRIBED or row.architecture not in ran]

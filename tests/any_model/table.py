@@ -61,8 +61,8 @@ def classes() -> dict[str, str]:
 def tasks_of(
     factories: list[str], done: dict[str, Row], walk: bool, checks: Collection[str] = ALL_CHECKS
 ) -> Iterator[tuple[str, Task]]:
-    """Yield (name, task) for each missing row. A class that has a row from a factory gets no second row,
-    unless mmengine has a plugin for the class.
+    """Yield (name, task) for each missing row. A class with a row from a factory gets a second row
+    only if mmengine has a plugin for the class.
     """
     for kind in factories:
         if kind not in done:

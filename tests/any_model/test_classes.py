@@ -85,7 +85,7 @@ def test_the_reason_is_one_sentence(tmp_path, config, words):
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "experts_implementation"])
 def test_a_config_chooses_no_implementation(tmp_path, name):
-    """transformers would download and run the kernels that the field names."""
+    """Config fields that would make transformers download and run kernels are ignored."""
     config, _ = read_model(folder_of(tmp_path, {**LLAMA, name: "kernels-community/flash-attn"}))
     assert config._attn_implementation is None and config._experts_implementation is None
 

@@ -1,4 +1,4 @@
-"""Tests the benchmarks' entry point and a shared module."""
+"""Tests the benchmarks' entry point and the rounds that run variants in alternating order."""
 
 
 def test_the_entry_point_lists_every_program(module, capsys, monkeypatch):

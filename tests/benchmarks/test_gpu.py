@@ -181,6 +181,8 @@ def test_a_wheel_is_brought_without_what_is_never_called(module, tmp_path):
 
 
 def test_answers_part_where_their_tokens_do(module):
+    # An answer has tokens, and each token's gap between the two largest logits. Each answer that differs is
+    # reported with its first different token and that token's gap.
     wanted = [([5, 6, 7], [9.0, 0.25, 8.0]), ([1, 2], [3.0, 0.5]), ([4], [1.0])]
     got = [([5, 8, 7], []), ([1, 2, 3], []), ([4], [])]
     parted = module("gpu.tokens").compare_answers(wanted, got)

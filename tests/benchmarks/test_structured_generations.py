@@ -19,7 +19,7 @@ def test_answers_are_valid(module, monkeypatch, capsys):
 
 
 def test_an_answer_that_is_invalid_is_found(module, monkeypatch, capsys, tmp_path):
-    """The test gives the validator another schema than the grammar, so every answer is invalid."""
+    """The validator and the grammar get different schemas, so every answer is invalid."""
     case = {"schema": {"enum": ["a", "b"]}, "tests": []}
     (tmp_path / "Real---one.json").write_text(json.dumps(case))
     generations = module("structured.structured_generations")

@@ -123,7 +123,7 @@ def test_images_are_shared_by_half_of_the_places(module):
     workload = module("common.workload")
     folder = resolve_folder(None)
     asks = workload.mixed(plugin_for(folder).load_processor(folder), 64, 64)
-    assert workload.count_shared(asks) == (28, 56)
+    assert workload.count_shared(asks) == (28, 56)  # Images that several requests contain, and all images.
     assert {ask.num_new for ask in asks} <= set(range(16, 65))
 
 
@@ -158,6 +158,7 @@ def test_several_runs_give_the_median_of_every_figure(module):
 
 
 def test_a_clock_stands_still_while_one_inside_it_runs(module, monkeypatch):
+    # While an inner clock runs, the outer clock is paused.
     phases = module("profiling.phases")
     now = iter([0, 10, 40, 100])
     monkeypatch.setattr(phases.time, "perf_counter_ns", lambda: next(now))

@@ -56,6 +56,7 @@ def test_unused_adapters_are_forgotten():
 
 
 def test_a_content_with_another_name_is_read_by_that():
+    # Content 1 also has the name "other", until this name gets content 2.
     engine = begun(loaded(1, "other"), ev.AdapterUnloaded("mine"))
     assert kept(engine) == []
     say(engine, loaded(2, "other"))
@@ -72,6 +73,7 @@ def test_a_snapshot_has_it_and_one_of_before_is_read():
     assert restored.adapters.nameless == state.adapters.nameless
     assert snapshot.take(restored, started, 0) == data
     body = msgspec.to_builtins(body_of(state, started, 0), builtin_types=(bytes,))
+    # Earlier builds wrote only the first four fields, without the nameless adapters.
     assert len(body["adapters"]) == 5
     restored, _ = snapshot.restore(packed(body | {"adapters": body["adapters"][:4]}))
     assert restored.adapters.nameless == {} and state_digest(restored) == state_digest(state)

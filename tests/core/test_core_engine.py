@@ -396,7 +396,7 @@ def test_outputs_come_after_the_commit():
 
 
 def test_figures():
-    bench = Bench(num_blocks=17)
+    bench = Bench(num_blocks=17)  # The test checks `stats` after the first step and after the run.
     prompt = list(range(100, 112))
     bench.submit(request("a", prompt, media=[image(1, 2, 4)]), request("b", prompt, media=[image(1, 2, 4)]))
     bench.step()

@@ -33,6 +33,7 @@ def find(index, parent, tokens, extra=b""):
     )
 )
 def test_keys_of_columns_are_keys_of_rows(rows):
+    # `_keys` hashes a column of blocks at once, and `_key` a single block.
     index = PrefixIndex(4, 4)
     parents = np.array([parent for parent, _ in rows], np.int64)
     parts = index.token_parts(np.array([tokens for _, tokens in rows], np.int32))
@@ -203,6 +204,7 @@ def test_no_block_is_recorded_after_unknown_content():
 
 
 def test_a_twin_takes_over():
+    # A twin is another block with the same content. When a block is forgotten, `find` returns a twin.
     index = PrefixIndex(8, SIZE)
     ids = [insert(index, block, ROOT, tokens_of(1, 2)) for block in (1, 2, 3)]
     assert len(set(ids)) == 1 and find(index, ROOT, tokens_of(1, 2)) == 1

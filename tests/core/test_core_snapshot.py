@@ -140,6 +140,7 @@ def test_a_damaged_one_is_refused():
 def test_one_that_lies_under_a_right_checksum_is_refused():
     import msgspec
 
+    # Each snapshot has a wrong value and a correct checksum.
     data = a_snapshot()
     body = msgspec.msgpack.decode(data[snapshot.HEADER.size :])
     lies = {

@@ -80,6 +80,7 @@ def test_other_live_requests_are_a_column(records):
 
 
 def test_it_is_small(records):
+    # A checkpoint has 4 bytes for each column and for each live request.
     state = folded(records)
     assert len(checkpoint(state).columns) == 4 * len(COLUMN_NAMES)
     assert len(checkpoint(state).requests) == 4 * len(state.requests)

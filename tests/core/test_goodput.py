@@ -186,6 +186,7 @@ def test_a_drafts_cost_sets_the_chance_that_it_needs():
 
 
 def test_of_steps_without_drafts_a_like_number_of_rows_speaks():
+    # Without drafts, a step with 16 rows was measured. It counts for about half to twice as many rows.
     costs = costs_of(16)
     known = {rows: costs.knows_plain(StepCosts.bucket(rows)) for rows in (4, 8, 12, 16, 20, 32, 64)}
     assert known == {4: False, 8: True, 12: True, 16: True, 20: True, 32: True, 64: False}

@@ -44,7 +44,7 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run, trials cost at most as much as a few steps with all drafts."""
+    """A run takes at most 12 % longer than with the best fixed level, plus 16 to 56 steps with all drafts."""
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)

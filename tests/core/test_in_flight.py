@@ -267,6 +267,7 @@ def test_a_dispatch_that_raises_loses_its_step_and_not_the_one_before():
 
 
 def test_a_wait_that_is_interrupted_is_taken_up_before_anything_else(tmp_path):
+    # Ctrl-C interrupts the wait for a step. The next step logs this failure before a delivery.
     class Interrupted(SimulatedExecutor):
         def collect(self):
             if not interrupts:

@@ -130,6 +130,7 @@ def test_a_preempted_request_continues_from_its_last_state():
 
 
 def test_a_model_without_states_writes_what_it_always_wrote():
+    # Without state slots, the log has no event types for states.
     engine = Bench()
     engine.submit(request("a", 9))
     events = engine.run()
@@ -138,6 +139,7 @@ def test_a_model_without_states_writes_what_it_always_wrote():
 
 
 def test_an_admission_with_a_state_is_read_as_one():
+    # AdmittedWithState is read back with all fields, and is also an Admitted.
     event = ev.AdmittedWithState("a", 1, 2, b"", b"", state_slot=3, state_from=4, num_shared=8)
     assert as_logged(event) == event and isinstance(as_logged(event), ev.Admitted)
     assert replace(event, request_id="b").state_from == 4

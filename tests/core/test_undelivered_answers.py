@@ -34,7 +34,7 @@ WHOLE = Resume(wanted=lambda name: False)  # with a function `wanted`, a reader 
 
 
 class Scoring(SimulatedExecutor):
-    """Returns logprobs for about every second request, and prompt logprobs for some of them."""
+    """Returns logprobs for about every second request, and prompt logprobs for some of these."""
 
     def collect(self):
         plan = self._plans[0]

@@ -1,4 +1,4 @@
-"""Runs and checks that the tests of block groups and of uniform windows share.
+"""Helpers that run and check engines with windows, for test_block_groups.py and test_uniform_window.py.
 
 `change`: returns the settings of a seed with windows, or None if they do not support windows.
 """

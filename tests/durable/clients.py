@@ -2,9 +2,9 @@
 
     python -m tests.durable.clients PORT ENGINE
 
-Each line on stdin names a round. For each round, the first line on stdout has the number of POST requests.
-This line follows when fifty requests are sent, or when all calls have ended. The second line has each call's
-result. A result's field `error` describes an exception or a wrong answer.
+Each line on stdin names a round. For each round, the program prints two lines. The first line, with the
+number of POST requests, appears when fifty requests are sent or all calls have ended. The second line has
+each call's result. A result's field `error` describes an exception or a wrong answer.
 """
 
 import asyncio

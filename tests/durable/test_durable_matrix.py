@@ -23,8 +23,8 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """Call `run` for each part in parallel, and return the results. Each part has its own log, because in a
-    long log more and more calls wait for their clients.
+    """Call `run` for each part in parallel, and return the results. Each part has its own log, because a log
+    grows: calls that no client has claimed are recovered again in each new process.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
@@ -52,7 +52,7 @@ def test_killed_at_random_instants_with_a_model(tmp_path):
     with matrix(tmp_path, "embedded") as one:
         one.round()
         for _ in range(10):
-            one.round(at_random(one, chance, 0.8, 2.6))  # a fast machine answers all calls in 3.4 s
+            one.round(at_random(one, chance, 0.8, 2.6))  # within 3.4 s, a fast machine's time for a round
         one.end()
     tell("at random, with a model", one, check_log(tmp_path), time.monotonic() - begun)
     check_open(one, 30)

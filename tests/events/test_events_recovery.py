@@ -81,6 +81,7 @@ def record_places_after(folder, path, offset):
     ],
 )
 def test_salvage_of_worse(log, damage, lost):
+    # `lost`: the records that `salvage` cannot read. `strict` refuses the log.
     damage(segments(log))
     reader = LogReader(log, "salvage")
     first = [record.sequence for record in reader]

@@ -184,6 +184,7 @@ def test_without_a_snapshot_before_the_oldest_request_no_segment_is_deleted(days
 
 
 def test_bytes(tmp_path):
+    # Old segments are deleted until the log has at most 1,000 bytes.
     days = Days(tmp_path / "log", Retention(max_bytes=1000), pack_full=False)
     days.fill(40)
     days.snapshot(39)
@@ -194,6 +195,7 @@ def test_bytes(tmp_path):
 
 
 def test_age(tmp_path):
+    # Only the two segments that are older than an hour are deleted.
     days = Days(tmp_path / "log", Retention(max_age_s=3600))
     days.fill(20)
     days.snapshot(19)

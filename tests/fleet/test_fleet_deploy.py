@@ -29,6 +29,7 @@ KNOWN = {
 
 
 def test_serves_config_is_one_of_ours():
+    # The file has only known keys, and its arguments are valid RaySettings.
     config = yaml.safe_load((DEPLOY / "ray" / "serve.yaml").read_text())
     assert set(config) == {"proxy_location", "http_options", "applications"}
     (application,) = config["applications"]

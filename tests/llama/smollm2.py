@@ -30,7 +30,7 @@ def open_engine(log=None, **settings):
 def load_transformers():
     """Return transformers' float32 network with the weights that our reader gets from the GGUF file.
 
-    tests/gguf tests that these weights equal, to the bit, the weights that transformers reads.
+    tests/gguf/test_smollm2.py checks that transformers reads the same weights, bit for bit.
     """
     from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 

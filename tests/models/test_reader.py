@@ -152,6 +152,7 @@ def test_progress_comes_with_each_piece(stored, small_pieces):
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs Linux")
 def test_files_are_asked_for_once_and_only_where_there_is_room(tmp_path, monkeypatch):
+    # Files are read ahead if they fill at most half of the free memory. A missing file is skipped.
     monkeypatch.setattr(read_ahead, "LEAST_BYTES", 1000)
     monkeypatch.setattr(read_ahead, "_STEP", 4096)
     paths = [tmp_path / name for name in ("a", "b")]

@@ -13,7 +13,7 @@ from mmengine.native.blocks import ChunkedBlocks, multiplies_blocks, runs_of
 from mmengine.native.linear import PackedLinear, packed_bytes
 from tests.gguf.writing import packed
 
-ROWS = (2, 3, 7, 16, 600)  # 600, because the kernels process up to 512 rows at a time
+ROWS = (2, 3, 7, 16, 600)  # 600 rows need two passes: the kernels process up to 512 rows at a time.
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import drawn, exact
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1), (40, 4864))
-ROWS = (*range(1, 41), 511, 600)  # 600, because the kernels process up to 512 rows at a time
+# 600 rows need two passes, because the kernels process up to 512 rows at a time.
+ROWS = (*range(1, 41), 511, 600)
 GROUP = 32  # How many values of x, and how many weights, share a scale.
 MOST = 32639  # The largest code: 127 * 257.
 

@@ -7,7 +7,7 @@ from mmengine.native import library
 BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)  # Later test modules must find the compiler again.
+@pytest.fixture(scope="module", params=BACKENDS)  # Per module: later modules need the compiler.
 def backend(request, hidden_compiler, tmp_path_factory):
     """Yield the value for the setting `attention`. The compiler is hidden for the backend "no compiler"."""
     if request.param == "no compiler":

@@ -76,6 +76,7 @@ def opened(data):
 
 
 def test_a_page_that_follows_itself_is_one():
+    # The TIFF's directory names itself as the next directory.
     assert load(hostile_images.grey_tiff(following=8)).size == (16, 16)
 
 
@@ -111,6 +112,7 @@ def test_plugins_for_other_formats_are_not_loaded():
 
 
 def test_honest_metadata_are_taken():
+    # Large but valid metadata do not change the pixels.
     image = picture(120, 90)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     exif = image.getexif()
