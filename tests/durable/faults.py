@@ -1,8 +1,8 @@
 """Kill an engine's process before, in or after a write to its log, its store or its files.
 
 A kill point is `WHERE SIDE NUMBER`. WHERE is the kind of write, named after the functions that call it. SIDE
-is `before`, `in` or `after`. NUMBER counts the writes with this WHERE from 1, since the plan was read. The
-process removes the first point in the file `FOLDER/plan` when this point is reached, and then dies. Each
+is `before`, `in` or `after`. NUMBER counts the writes with this WHERE from 1, since the plan was read. When
+the process reaches the first point in the file `FOLDER/plan`, the process removes this point and dies. Each
 write's WHERE is logged in `FOLDER/trail`.
 """
 

@@ -2,9 +2,9 @@
 
     python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
 
-ARGUMENTS are options of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the kill
-points in faults.py, writes to the simulated disk in full_disk.py, and creates a file in FOLDER when it
-starts.
+ARGUMENTS are options of `mmengine serve`. A step takes at least 5 ms. At its start, the engine's process
+creates a file in FOLDER. The process dies at kill points (faults.py) and writes to a simulated disk
+(full_disk.py).
 
 ENGINE `embedded`: each engine process is new and loads the embedded checkpoint. `echo`: the executor only
 repeats the prompt, and each engine process is forked from a process with all modules imported. A new process

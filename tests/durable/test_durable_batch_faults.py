@@ -1,5 +1,5 @@
-"""Tests that a batch survives a server process that ends at a commit to the store, within an answer line in a
-file, or after a line. The next process finishes the batch, with each line once.
+"""Tests that a batch survives when the server's process ends: at a commit to the store, while an answer line
+is written to a file, or after a line. The next process finishes the batch, with each line once.
 """
 
 import subprocess

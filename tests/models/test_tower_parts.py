@@ -1,5 +1,5 @@
-"""Tests that encoding a media item in parts gives the same features as encoding the whole item, and the same
-bits with the CPU kernels.
+"""Tests that a media item encoded in parts has the same features as the item encoded at once. With the CPU
+kernels, the bits are equal.
 """
 
 import numpy as np

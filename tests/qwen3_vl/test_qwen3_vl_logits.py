@@ -174,8 +174,8 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """If the config ties the embeddings, a stored head is used only if it differs from them, as in
-    transformers.
+    """If the config ties the embeddings, a stored head is used only if it differs from the embedding,
+    as in transformers.
     """
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration
