@@ -39,8 +39,8 @@ def debugger_of(folder, findings=None):
 
 
 def folded(folder):
-    """Return sequence number -> (digest, values, record), from a replay without the debugger. `digest` and
-    `values` describe the state before the record.
+    """Return sequence number -> (digest, values, record), from a plain fold: a replay without the debugger.
+    `digest` and `values` describe the state before the record.
     """
     states = fold(CheckedLog(folder, findings=Findings()))
     return {record.sequence: (state_digest(state), values_of(state), record) for state, record in states}
@@ -75,6 +75,7 @@ def test_any_position_has_the_state_of_a_plain_fold(busy, tmp_path):
 
 
 def test_a_limit_on_copies_spreads_them(busy):
+    # If the saved states take too much memory, fewer are kept, with more records between them.
     debugger = debugger_of(busy)
     marks = debugger.navigator.marks
     marks._max_bytes = 5 * marks.all[0].saved.num_bytes

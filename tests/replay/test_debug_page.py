@@ -56,7 +56,7 @@ def told(session, line):
 
 
 def plain(answer):
-    """Return an answer with sorted rows in `difference` tables, whose order may differ."""
+    """Return an answer in which the rows of `difference` tables are sorted, because their order may vary."""
     blocks, failed = answer
     for block in blocks:
         if block.get("title") == "difference":

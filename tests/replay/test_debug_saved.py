@@ -125,8 +125,8 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """Waiting requests are found in the table. A running request's values have changed, so the request is
-    stored again.
+    """A restored state has new request objects. The table still finds its waiting requests. The values of its
+    running requests have changed, so these are stored again.
     """
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests

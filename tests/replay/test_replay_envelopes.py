@@ -1,4 +1,6 @@
-"""Tests that `show` reads a request's API name from the envelope that the server stored."""
+"""Tests that `show` and `why` read the name of a request's API from the envelope: the facts about the HTTP
+call that the server stores with a request.
+"""
 
 import pytest
 

@@ -150,7 +150,7 @@ def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
 
 
 def test_a_gap_in_a_wanted_answer_is_refused(run, tmp_path):
-    """Salvage refuses a log if a wanted answer began before the damage."""
+    """Salvage refuses a log if the caller wants an answer that began before the damage."""
     folder = shutil.copytree(run[0], tmp_path / "log")
     damage(folder, 1)
     with pytest.raises(CorruptLog, match="are lost"):

@@ -38,7 +38,7 @@ LEAKY |= {"admission_reserve": "none", "encoder_cache_size": 24}
 @pytest.fixture
 def leak(monkeypatch):
     """Plant a leak: a request that leaves its row keeps the reference to its last media item. Returns the
-    correct function.
+    function without the bug.
     """
     real = evolve.leave_row
 
@@ -118,7 +118,7 @@ def test_the_command_leaves_a_log_and_a_test(tmp_path, leak, monkeypatch, capsys
 
 
 def test_a_command_that_fails(tmp_path, monkeypatch, capsys):
-    """The command fails if two certain requests are in the log, so minimize drops all other requests."""
+    """The command fails only if the log has both `wanted` requests, so minimize drops all other requests."""
     live = busy_run(tmp_path / "log", 1, fail_at=())
     wanted = [name for name, (reason, *_) in live.ends.items() if reason == "length" and len(name) == 3][:2]
     found = " && ".join(f'grep -aq {name} "$1"/*' for name in wanted)

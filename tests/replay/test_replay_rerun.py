@@ -80,8 +80,8 @@ def one_seed(monkeypatch):
 
 @pytest.fixture
 def reruns(monkeypatch):
-    """Return the first rerun's result to every later call. All calls must have the same log and the same
-    changes.
+    """Make `rerun` compute only once: later calls get the first result. All calls must have the same log and
+    the same changes.
     """
     results = []
 

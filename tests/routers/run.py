@@ -1,10 +1,10 @@
 """Test Dynamo's router with our KV events: all questions about an image go to the replica that has its
 prefix.
 
-    make store
+    make store      # installs Dynamo in build/store and runs this module
 
 Two replicas run the embedded model. For each replica, a process publishes the KV events from its log. The
-router's index counts the blocks of a question that each replica holds. Before a replica's first events, the
+router's index counts how many of a question's blocks each replica holds. Before a replica's first events, the
 router knows only the replica's load.
 """
 

@@ -37,6 +37,7 @@ def groups_of(windows, longest=4096):
 
 
 def test_layers_with_one_window_are_cut_into_groups_of_the_full_layers_number():
+    # A group has as many layers as there are layers without a window; the last group may have fewer.
     assert groups_of([7, 0, 7, 0]) == [(0, (1, 3)), (7, (0, 2))]
     assert groups_of([7, 7, 0, 7, 7, 0]) == [(0, (2, 5)), (7, (0, 1)), (7, (3, 4))]
     assert groups_of([9, 7, 0]) == [(0, (2,)), (7, (1,)), (9, (0,))]

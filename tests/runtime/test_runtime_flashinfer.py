@@ -52,6 +52,7 @@ def test_ragged_steps_are_as_dense_attention(shape, dtype):
 
 
 def test_one_plan_a_kind_and_steps_take_turns_with_pinned_buffers():
+    # A step has a plan for its decode rows and a plan for its prompt rows, and all layers use these plans.
     log = []
     rows = Rows(backend(log), spec_of(4, 2, 64), torch.float32)
     log.clear()
@@ -69,6 +70,7 @@ def test_one_plan_a_kind_and_steps_take_turns_with_pinned_buffers():
 
 
 def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
+    # Two pinned buffers take turns. A plan waits for the last copy from its buffer.
     order = []
 
     class Watched:
@@ -142,7 +144,7 @@ def partial_bytes(bucket, spec, multiprocessors):
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # without a uniform length, each row except the first may begin a tile
+    if bucket.query_len == 1:  # FlashInfer assumes any row lengths: each row but the first may add a tile
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4

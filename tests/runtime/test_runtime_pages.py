@@ -102,6 +102,7 @@ def test_a_split_step_has_each_row_once_among_its_kind(meta):
 
 
 def test_rows_that_stand_together_are_a_slice():
+    # If all rows of a kind are adjacent, `split` returns a slice of tokens instead of indices.
     table = np.arange(1, 9, dtype=np.int32).reshape(4, 2)
     lens, counts = np.array([5, 3, 8, 7], np.int32), np.array([1, 1, 4, 7], np.int32)
     meta = AttentionMeta(counts, lens, np.zeros(13, np.int64), table)

@@ -46,6 +46,7 @@ def test_listed_and_whole_rows_agree():
 
 
 def test_lists_grow_with_a_row_that_repeats_nothing():
+    # Each of 300 output tokens is new, so the row's token list outgrows its first size.
     vocab = 1000
     columns = RowColumns(1, vocab, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
     counts = TokenCounts(1, vocab, torch.device("cpu"))
@@ -63,6 +64,7 @@ def test_lists_grow_with_a_row_that_repeats_nothing():
 
 
 def test_a_row_that_found_no_memory_leaves_no_place_behind(monkeypatch):
+    # After an admission that ran out of memory, the same row can be admitted again.
     columns = RowColumns(2, VOCAB, (), lambda ids, media: (np.zeros((3, len(ids))), 0))
     counts = TokenCounts(2, VOCAB, torch.device("cpu"))
     prompt = np.arange(9, dtype=np.int32)

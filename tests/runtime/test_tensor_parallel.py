@@ -80,7 +80,7 @@ def captured(monkeypatch):
 
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
-AHEAD = {"max_in_flight": 2}  # the tokens that grammars force are drafted
+AHEAD = {"max_in_flight": 2}  # The default `spec` drafts forced tokens of grammars.
 PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # rank 0 encodes images in parts
 
 

@@ -262,7 +262,9 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
 
 
 def test_a_step_that_waits_on_the_device_looks_at_the_others():
-    """Without this check, a graph that waits for a dead rank would wait for ever without an error."""
+    """Rank 0 checks the other ranks during the wait. Without the check, a graph that waits for a dead rank
+    would wait for ever without an error.
+    """
 
     def check():
         seen.append(1)
