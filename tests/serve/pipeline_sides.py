@@ -2,8 +2,8 @@
 
     echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
 
-prints a JSON object that maps each call to [outcome, end of transformers' result, end of our result, digest
-of transformers' result for pipeline_record.py].
+The command prints a JSON object that maps each call to [outcome, end of transformers' result, end of our
+result, digest of transformers' result for pipeline_record.py].
 """
 
 import hashlib

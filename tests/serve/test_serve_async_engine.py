@@ -1,3 +1,5 @@
+# Tests AsyncEngine: streams, cancellation, limits, failures and closing. The executor echoes prompts.
+
 import asyncio
 import gc
 import threading

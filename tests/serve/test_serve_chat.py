@@ -115,6 +115,7 @@ def test_choices_and_what_does_not_fit(engine):
 
 
 def test_between_two_answers_of_a_batch_it_takes_none_of_them():
+    # A call of `chat` while a batch runs leaves all answers to the batch.
     jobs = [(Prompt.of("What?"), Options(SamplingParams(max_tokens=2 + k % 3))) for k in range(6)]
     with Engine(config=EngineConfig(max_num_seqs=4)) as engine:
         batch = run_batch(engine, iter(jobs))

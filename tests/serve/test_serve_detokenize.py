@@ -1,3 +1,5 @@
+# Tests incremental detokenization: the pieces join to the whole text, and contain no stop string.
+
 from pathlib import Path
 
 import numpy as np

@@ -1,3 +1,5 @@
+# Tests Engine: generate, submit, batches, errors and the log, with an executor that echoes prompts.
+
 import errno
 import itertools
 import subprocess
@@ -63,6 +65,7 @@ CHAT = [{"role": "user", "content": "one chat"}]
 
 @pytest.mark.parametrize("prompt", ["one text", CHAT, tuple(CHAT), Prompt(messages=CHAT)])
 def test_one_prompt_is_not_taken_apart(engine, prompt):
+    # A single text or chat is one prompt, not a list of prompts.
     (answer,) = engine.generate(prompt, max_tokens=50)
     assert answer.text in ("ONE TEXT", "ONE CHAT")
     assert answer.text == engine.generate([prompt], max_tokens=50)[0].text
@@ -142,6 +145,7 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards(engine):
 
 
 def test_a_queue_that_fills_up_between_answers_takes_all_of_them_back():
+    # The queue has places for two of the four choices, so all four are refused.
     with Engine(builder=builder(max_waiting=3)) as engine:
         engine.submit("hello", max_tokens=3)
         with pytest.raises(QueueFull):
@@ -167,6 +171,7 @@ def test_a_deadline_that_passes_is_told(engine):
 
 
 def test_generate_refuses_to_swallow_the_outputs_of_submitted_requests(engine):
+    # While submitted requests run, `generate` raises, because it would read their outputs.
     engine.submit("hello", max_tokens=3)
     with pytest.raises(InvalidRequest, match="are running"):
         engine.generate(["hello"])

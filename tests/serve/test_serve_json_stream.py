@@ -90,6 +90,7 @@ def test_the_last_value_is_of_the_type() -> None:
 
 
 def test_between_two_answers_of_a_batch_it_takes_none_of_them() -> None:
+    # A call of `stream_json` while a batch runs leaves all answers to the batch.
     jobs = [(Prompt.of("What?"), Options(SamplingParams(max_tokens=2 + k % 3))) for k in range(6)]
     with Engine(config=EngineConfig(max_num_seqs=4)) as engine:
         batch = run_batch(engine, iter(jobs))
@@ -105,6 +106,7 @@ def test_between_two_answers_of_a_batch_it_takes_none_of_them() -> None:
 def test_it_does_not_wait_for_room_on_the_disk_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Closing the stream cancels its request, which the log cannot record on a full disk.
     def full(self: LogWriter, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

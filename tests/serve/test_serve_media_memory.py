@@ -54,6 +54,7 @@ def media_of(*arrays):
 
 
 def test_rows_that_several_hold_count_once():
+    # Two requests share an array of 100 bytes, which counts once.
     memory, shared, own = MediaMemory(250), np.zeros(100, np.uint8), np.zeros(200, np.uint8)
     memory.hold("a", media_of(shared))
     memory.hold("b", media_of(shared, own))

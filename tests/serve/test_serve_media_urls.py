@@ -89,6 +89,7 @@ def test_a_reference_is_found_wherever_a_processor_looks(part):
 
 
 def test_references_have_the_places_that_processors_report():
+    # Errors name a URL's place as processors do: item, message, part and frame.
     places = found_in(
         ask(
             image("data:,"),
@@ -137,6 +138,7 @@ def test_other_values_are_unchanged(part):
 
 
 def test_files_are_names_where_they_are_read():
+    # With `reads_files`, file: URLs and paths are found too.
     parts = image(FILE), {"type": "image", "path": "a.png"}, image("a.png"), image("data:,")
     assert list(found_in(ask(*parts), reads_files=True).values()) == [FILE, "a.png"]
 

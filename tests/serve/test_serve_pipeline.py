@@ -146,6 +146,7 @@ def test_defaults_come_from_the_checkpoint_and_calls_override_them():
 
 
 def test_transformers_makes_one_from_an_engine():
+    # `transformers.pipeline` accepts an engine as model, and returns our Pipeline.
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     with Engine(builder=builder()) as engine:
@@ -208,6 +209,7 @@ def test_a_revision_that_cannot_be_loaded_is_refused(model):
 
 
 def test_what_code_reads_of_a_pipeline_is_there():
+    # Code written for transformers reads these attributes of a pipeline.
     shapes = pytest.importorskip("mmengine_shapes")
     with Engine(shapes.checkpoint_path(), builder=builder()) as engine:
         engine.built.folder = shapes.checkpoint_path()

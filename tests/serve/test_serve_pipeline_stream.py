@@ -66,6 +66,7 @@ def test_a_streamer_that_raises_ends_its_answer_and_nothing_else(pipe, fails_at)
 
 
 def test_a_streamer_between_two_results_of_a_generator_takes_none_of_them(pipe):
+    # A call with a streamer, while a generator of results is open, takes none of the generator's results.
     results = pipe(iter([chat(f"hi {k}") for k in range(9)]))
     found, one = [next(results)], Streamer()
     assert pipe(chat("you"), streamer=one)[0]["generated_text"] == "YOU" and one.seen == heard("you")
@@ -139,6 +140,7 @@ def test_a_part_of_the_type_video_url_is_not_read(pipe):
 
 
 def test_calls_that_ask_for_what_happens_anyway_are_silent(pipe):
+    # Options that ask for the default behaviour give no warning.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipe(chat("hi"), padding=True, truncation=False, timeout=3.0, batch_size=2, tools=[], num_workers=1)

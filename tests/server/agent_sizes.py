@@ -33,7 +33,7 @@ MAX_MODEL_LEN = 160_000
 
 
 def text_of(num_chars: int, number: int = 0) -> str:
-    """Return lines with different sentences, at least about `num_chars` characters."""
+    """Return different lines with `num_chars` characters or slightly more."""
     lines, size = [], 0
     while size < num_chars:
         k = number * 7919 + len(lines)

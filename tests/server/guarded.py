@@ -1,5 +1,5 @@
-"""Runs `mmengine serve --log` with a small script in place of the engine. Each process of the script has a
-number, from 0. It answers connections with this number, and obeys commands that it receives.
+"""Runs `mmengine serve --log` with a small script in place of the engine. The script's processes are numbered
+from 0. A process answers each connection with its number, and obeys a command in the received bytes.
 """
 
 import os
@@ -100,9 +100,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def as_systemd(command, given):
-    """Return a command whose process gets a listening socket in systemd's way, and the file descriptors to
-    pass to the process.
-    `given`: the socket, or None.
+    """Return a command that runs `command` with a listening socket as descriptor 3 (LISTEN_FDS), as systemd
+    does, and the file descriptors to pass to the process. `given`: the socket, or None.
     """
     if given is None:
         return command, ()
@@ -172,7 +171,7 @@ class Guarded:
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
     """Run a supervisor. `plan`: the behaviour of each process; the last value applies to all later processes.
-    `given`: a listening socket, which the supervisor gets in systemd's way. `frozen_s`: the supervisor's
+    `given`: a listening socket, which the supervisor gets as from systemd. `frozen_s`: the supervisor's
     FROZEN_S.
     """
     one = Guarded(folder, plan, [str(each) for each in options], **given)

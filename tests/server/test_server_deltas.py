@@ -82,6 +82,7 @@ def test_reasoning_and_content_are_apart(before, behind):
 
 
 def test_a_delta_for_each_token_that_yields_text_with_the_bytes_of_all():
+    # Tokens are bytes here. A delta has a whole character, and the logprobs of all the character's tokens.
     found = events(told("é€!".encode())[0])
     assert [each["choices"][0]["delta"].get("content") for each in found] == ["", "é", "€", "!", None]
     said = [each["choices"][0]["logprobs"] for each in found]

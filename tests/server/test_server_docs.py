@@ -41,7 +41,7 @@ def test_field_tables_are_complete_without_duplicates():
 
 
 def test_settings_have_flags_and_flags_have_settings():
-
+    # Each setting except served_model_names has a flag with the same default.
     values = {field.name: field.default for group in (Limits, Media) for field in fields(group)}
     values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()
@@ -51,7 +51,7 @@ def test_settings_have_flags_and_flags_have_settings():
 
 
 def test_the_openapi_document_is_one_and_names_what_is_taken():
-
+    # The document lists the server's routes, and its ChatBody accepts the bodies that the server accepts.
     with served() as one:
         found = one.call("/openapi.json")[2]
         routes = {path.replace("{name:path}", "{name}") for path in one.app._known}

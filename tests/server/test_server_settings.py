@@ -206,6 +206,7 @@ def test_the_default_served_name(started):
 
 
 def test_null_is_absence_in_all_routes_and_in_what_they_hold():
+    # A null field, also in a nested object, is treated as absent.
     from mmengine.server.chat.field_tables import COMPLETION
 
     with served() as one:
