@@ -193,12 +193,14 @@ def test_a_ranks_early_failure_is_raised_when_its_step_is_collected():
 
 
 def test_a_rank_that_reads_nothing_is_not_waited_for():
+    # `send` to a rank that reads nothing raises after 0.1 s.
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ChannelClosed):
         Channel(ours, 0.1).send(MessageKind.STEP, bytes(2**26))
 
 
 def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():
+    # Three ranks cannot share two KV heads.
     with pytest.raises(ConfigError, match="cannot cut 2 KV heads: 2 = 3 x 0 . 2; choose 1, 2"):
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32", shard=Shard(0, 3, lambda x: x))
 
@@ -258,6 +260,7 @@ def test_a_rank_holds_only_its_part():
 
 
 def test_biases_are_cut_with_outputs_and_added_once_behind_inputs():
+    # A rank has its part of q_proj's bias. o_proj's bias is added to the ranks' sum, so it is not cut.
     assert axis_of("text.layers.3.self_attn.q_proj.bias") == COLUMNS
     assert axis_of("text.layers.3.self_attn.o_proj.weight") == ROWS
     assert axis_of("text.layers.3.self_attn.o_proj.bias") is None

@@ -153,6 +153,7 @@ def test_open_requests_are_bounded(held):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_place_is_free_before_the_caller_gets_the_end(late, monkeypatch):
+    # A caller that has its answer may send the next request at once, so the place must be free by then.
     told, deliver = [], open_requests.deliver
 
     def spy(outputs):
@@ -260,6 +261,7 @@ def test_closing_drains_or_cancels(drain, held):
 
 
 def test_a_loop_that_ended_does_not_hold_the_engine_up():
+    # The first event loop ends while its stream is open. The engine still answers on another loop.
     engine = AsyncEngine(builder=builder())
 
     async def leave():

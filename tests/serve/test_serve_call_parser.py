@@ -184,6 +184,7 @@ def test_an_answer_with_a_form_makes_no_calls():
 
 @pytest.mark.parametrize(("choice", "reason"), [("named", "stop"), ("required", "tool_calls")])
 def test_a_named_choice_ends_as_openais(choice, reason):
+    # With tool_choice a named function, OpenAI's finish reason after the call is "stop".
     form = msgspec.structs.replace(FORMS["json"], choice=choice)
     deltas = told(form, written("json", "now", {}).encode())[2]
     assert deltas.end_reason("stop") == reason and deltas.end_reason("length") == "length"

@@ -140,6 +140,7 @@ def test_a_long_answer_is_closed_at_each_budget(budget):
 
 
 def test_an_answer_that_ends_in_time_is_as_without():
+    # If the model's answer ends within the budget, closing changes no token.
     with Engine() as engine:
         for schema in SCHEMAS:
             plain, close = (

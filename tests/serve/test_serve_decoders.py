@@ -125,6 +125,7 @@ def test_a_step_that_must_not_wait_gets_a_new_process(decoders):
 
 
 def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
+    # `give_up` ends a running and a waiting attempt. A deadline ends the third attempt while it waits.
     outcomes = {}
 
     def decode(name, attempt):

@@ -222,6 +222,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_more(engine):
 
 
 def test_a_batch_inside_a_batch_loses_no_answer(engine):
+    # `generate` is called while another batch is half done.
     outer = {}
     for index, answer in run_batch(engine, jobs([f"outer {k}" for k in range(12)])):
         inner = engine.generate([f"inner {index} {k}" for k in range(3)], max_tokens=60)

@@ -65,6 +65,7 @@ def test_a_batch_answers_each_line_by_its_custom_id(tmp_path):
 
 
 def test_an_answer_with_half_a_pair_is_read_again():
+    # A custom_id with an unpaired surrogate is written to the answer's line and read back.
     line = encode_line({"custom_id": "a\ud800ü", "error": "line 3: x"})
     assert line.endswith(b"\n") and json.loads(line)["custom_id"] == "a\ud800ü"
     assert (read_head(line).custom_id, read_head(line).error) == ("a\ud800ü", "line 3: x")

@@ -120,6 +120,7 @@ def test_every_tag_is_what_its_schema_describes(weights, random_weights):
 
 
 def test_the_first_call_ends_the_answer_and_its_text_is_the_call():
+    # `form` requires a call and ends the answer after the call. Tags also work in a pipeline and in a stream.
     form = {**TOOLS, "stop_after_first": True, "at_least_one": True}
     options = {"logit_bias": {TOOL_CALL: 100.0}, "max_tokens": 200}
     with Engine() as engine:

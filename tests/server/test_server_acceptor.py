@@ -91,6 +91,7 @@ def test_an_engine_that_is_stuck_in_a_step_is_not_alive(server, monkeypatch):
 
 @pytest.mark.parametrize("has_libc", [True, False])
 def test_quick_calls_are_those_of_sockets(monkeypatch, has_libc):
+    # quick_sockets calls libc without releasing the GIL, and must behave as Python's sockets do.
     if not has_libc:
         monkeypatch.setattr(quick_sockets, "_libc", None)
     with socket.create_server(("127.0.0.1", 0)) as bound:

@@ -127,6 +127,7 @@ def test_context_management_that_removes_nothing_is_accepted(server, strict, kee
     ],
 )
 def test_what_decides_about_the_answer_stays_refused(server, fields, where):
+    # A lenient server still refuses fields that would change the answer.
     status, _, answer = message(server, **fields)
     assert status == 400 and answer["error"]["message"].startswith(where)
 

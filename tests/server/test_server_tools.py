@@ -186,6 +186,7 @@ def test_reasoning_is_hidden_and_counted(echo):
 
 
 def test_reasoning_fields_both():
+    # With reasoning_fields="both", the reasoning is in `reasoning` and in `reasoning_content`.
     with served(executor_class=Saying, reasoning_fields="both") as one:
         text = "<think>so so</think>yes"
         message = one.chat(text)[2]["choices"][0]["message"]
@@ -287,6 +288,7 @@ def test_messages_are_tokenized_as_they_are_answered(embedded, fields):
 
 
 def test_the_example_loops(embedded):
+    # examples/tool_loop.py calls its tool and prints an answer.
     pytest.importorskip("openai")
     ran = subprocess.run(
         [sys.executable, ROOT / "examples" / "tool_loop.py", f"http://127.0.0.1:{embedded.port}/v1"],

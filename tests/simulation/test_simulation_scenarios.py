@@ -85,6 +85,7 @@ def test_an_abort_while_the_last_token_is_computed_leaves_no_output(tmp_path):
 
 
 def test_a_step_in_which_all_wait_is_a_record_and_an_empty_one_is_none(tmp_path):
+    # Steps 1 and 2 have a waiting request, so they have records. Step 0 has no requests and no record.
     grammar = {"ranges": [[2000, 2010]]}
     events = [{"step": 3, "op": "grammar_ready", "id": "s"}]
     path = write_scenario(tmp_path, [request("s", grammar=grammar, at=1)], events=events)

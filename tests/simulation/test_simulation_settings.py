@@ -28,6 +28,7 @@ SCENARIO = {
 
 
 def test_all_words_of_a_scenario():
+    # Each setting in SCENARIO sets a field of EngineConfig, whose name may differ.
     config = read_settings(SCENARIO, WORK, "vllm").config
     assert (config.policy, config.max_num_seqs, config.token_budget) == ("priority", 8, 64)
     # num_blocks includes block 0, which holds no KV
@@ -66,6 +67,7 @@ def test_a_length_that_the_pool_cannot_hold_is_cut_to_it():
 
 
 def test_prices_are_settings():
+    # The cost model's prices can be set.
     assert read_settings({"cost": {"step_ns": 5}}, WORK).cost.step_ns == 5
 
 

@@ -79,6 +79,7 @@ def test_missing_text_sizes_are_transformers_defaults(tmp_path):
 
 
 def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch):
+    # `read_config` asks for each field that transformers' model code reads.
     asked = set()
     read = config.read_model_json
     monkeypatch.setattr(config, "read_model_json", lambda *of: Noted(read(*of), asked))

@@ -153,6 +153,7 @@ def test_unsupported_options_are_refused(processor, options, words):
 
 
 def test_a_video_has_frames_of_one_size(processor):
+    # Options that would give the frames other sizes are refused.
     for options, name in (({"longest_edge": 50}, "longest_edge"), ({"do_resize": False}, "do_resize")):
         with pytest.raises(InvalidRequest, match=f"video 0: {name} is not supported for a video"):
             processor.prepare_text("<video>", videos=[draw(CASES[0])], media_options=options)

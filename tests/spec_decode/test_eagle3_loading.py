@@ -157,6 +157,7 @@ def test_auxiliary_layers_of_each_file(top, nested, num_layers, aux_hidden_state
 
 @pytest.mark.parametrize("asked, found", [(None, 3), (0, 0), (7, 7)])
 def test_how_many_drafts(asked, found, tmp_path):
+    # A requested number takes precedence over the number in the head's config.
     folder = FAMILIES["speculators"]().save(tmp_path)
     assert open_head(folder, TARGET, num_drafts=asked).config.num_drafts == found
 

@@ -211,6 +211,7 @@ def test_ids_in_place_of_offsets_are_refused(tmp_path):
 
 
 def test_both_norms_of_the_taps_are_refused(tmp_path):
+    # Taps are the target's layers whose hidden states the head reads.
     written = FAMILIES["modelopt"]()
     written.tensors |= {f"fc_norm.{i}.weight": torch.ones(48) for i in range(3)}
     with pytest.raises(ModelError, match="norm_before_fc and fc_norm exclude each other"):

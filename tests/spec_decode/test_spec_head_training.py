@@ -113,6 +113,7 @@ def test_a_few_steps_of_training_learn(target, samples, tmp_path, capsys, monkey
 
 
 def test_samples_are_taken_from_the_file_that_keeps_them(target, tmp_path, monkeypatch):
+    # The second call reads the samples from the file, without `collect`.
     first = kept_samples(tmp_path / "samples.pt", target, 5, seed=2)
     monkeypatch.delattr("mmengine_shapes.training.head_train.collect")
     second = kept_samples(tmp_path / "samples.pt", target, 5, seed=2)

@@ -46,6 +46,7 @@ def test_every_leaf_of_a_text_is_found_whole(value, style):
 
 
 def test_of_a_cut_text_only_complete_leaves_are_found():
+    # A value whose end is missing may be left out, but no incomplete value is returned.
     whole = json.dumps(SAMPLES[0]).encode()
     all_spans = list(value_spans(whole))
     for size in range(len(whole)):
@@ -65,6 +66,7 @@ def test_very_deep_values_are_left_out():
 
 
 def test_siblings_share_the_search_for_their_schemas(monkeypatch):
+    # Separate searches for the 100 paths of 51 steps would call `_alternatives` about 5,100 times.
     searched, search = [], schema_values._alternatives
     monkeypatch.setattr(
         schema_values, "_alternatives", lambda root, schemas: searched.append(1) or search(root, schemas)
@@ -211,6 +213,7 @@ def test_a_token_of_another_engine_leaves_its_field_out():
 
 
 def test_pairs_carry_confidences_behind_logprobs():
+    # A log entry holds a token's logprobs, followed by the token's confidence as pairs.
     confidence = TokenConfidence(-0.5, 1.25, ((0, -0.5), (7, -1.0)))
     forced = TokenConfidence(0.0, 0.0)
     entries = [((3, -1.0), (4, -2.0), *pairs_of(confidence)), ((5, -0.1), *pairs_of(forced))]

@@ -256,6 +256,7 @@ def test_hostile_grammars_cost_a_bounded_number_of_calls(text: str) -> None:
 
 
 def test_both_names_and_the_text_in_the_log() -> None:
+    # `gbnf` and `ebnf` give the same grammar, and the text in the log can be read.
     assert read_grammar(grammar_of(grammar={"gbnf": 'root ::= "a"+'})) == Regex("(?:a){1,}")
     text = grammar_of(grammar={"ebnf": 'root ::= "a" root?'})
     assert text == grammar_of(grammar={"gbnf": 'root ::= "a" root?'}) and isinstance(read_grammar(text), Lark)

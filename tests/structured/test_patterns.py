@@ -86,6 +86,7 @@ def test_an_unanchored_repetition_is_reduced_to_its_minimum() -> None:
 
 
 def test_a_pattern_absorbs_a_length() -> None:
+    # The lengths become part of the pattern, or are dropped if the pattern implies them.
     schema = {"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 9_999}
     grammar = Grammar(schema)
     assert '"minLength"' not in grammar.text

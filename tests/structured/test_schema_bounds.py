@@ -58,6 +58,7 @@ def test_a_fraction_ends_by_default(schema: dict, within: str, beyond: str) -> N
 
 
 def test_a_number_that_no_fraction_fits_is_left_as_it_is() -> None:
+    # No number within the default bound on decimals is in the range, so the bound does not apply.
     schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-10}
     assert Grammar(schema, Bounds()).accepts("0.00000000005")
 

@@ -224,6 +224,7 @@ def test_a_store_is_bounded() -> None:
 
 
 def test_a_fault_where_only_a_reference_leads() -> None:
+    # A definition's fault is an error only if a reference leads to the definition.
     schema = {"type": "null", "$defs": {"a": {"properties": {"b": {"type": "x"}}}}, "foo": {"bar": 3}}
     assert Grammar(schema).accepts("null")
     for reference, pointer in (

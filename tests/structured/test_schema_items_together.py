@@ -110,6 +110,7 @@ def is_enforced(seed: int) -> bool:
 
 
 def test_many_values_are_bits_of_a_parameter() -> None:
+    # A parameter of the Lark grammar has a bit for each value that the array contains already.
     months = [f"m{at}" for at in range(60)]
     array = {"type": "array", "items": {"enum": months}, "uniqueItems": True, "minItems": 2, "maxItems": 59}
     grammar = Grammar({**array, "contains": {"enum": months[:3]}, "minContains": 2})
@@ -120,6 +121,7 @@ def test_many_values_are_bits_of_a_parameter() -> None:
 
 
 def test_no_path_leads_to_an_impossible_item() -> None:
+    # The masks refuse an item after which the array could not contain both "a" and "b".
     array = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True}
     grammar = Grammar({**array, "contains": {"enum": ["a", "b"]}, "minContains": 2, "maxItems": 3})
     for seed in range(30):
@@ -156,6 +158,7 @@ def test_sets_of_pydantic() -> None:
 
 
 def test_the_engine_refuses_the_automaton_as_json_schema() -> None:
+    # The grammar engine can enforce `contains` only as a Lark grammar.
     text = normalize_schema({"type": "array", "contains": {"const": 1}}).text
     assert lark_of(text) is not None
     as_it_is = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(text), log_level=0)

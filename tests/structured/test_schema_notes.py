@@ -89,6 +89,7 @@ def test_strict_keywords_refuses_unknown_keywords() -> None:
 
 
 def test_a_response_format_carries_them() -> None:
+    # A response format accepts `schemas` and `strict_keywords`, and has the notes on its schemas.
     asked = {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/a"}}}
     schemas = {"http://example.org/a": {"type": "integer", "maximun": 2**63}}
     with pytest.raises(InvalidRequest, match="outside this schema"):

@@ -31,6 +31,7 @@ def places(notes: Any) -> list[tuple[str, str]]:
 
 
 def test_exact_but_for_bounds() -> None:
+    # The bounds in effect are listed in the report, but the verdict stays "exact".
     report = check_schema(POINT, bounds=Bounds.off(), backend=None)
     assert (report.verdict, report.approximations, report.bounds, report.notes) == ("exact", (), (), ())
     assert report.gate_ms > 0 and report.compile_ms > 0 and report.grammar_bytes > 50 and report.masks is None

@@ -91,6 +91,7 @@ def test_keywords_without_an_effect_in_the_draft_are_not_checked(schema, text):
 
 @pytest.mark.parametrize("draft", [*DRAFTS, None])
 def test_a_violation_is_one_for_the_draft_s_own_validator(draft):
+    # For random schemas, jsonschema's validator confirms each violation that find_violation reports.
     source, violations = Source(11), 0
     for _ in range(300):
         schema = source.schema(3) if draft is None else {**source.schema(3), "$schema": draft}

@@ -46,6 +46,7 @@ def test_a_grammar_opens_after_the_first_occurrence_of_its_marker(runs, after):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_draft_grammars_wait_for_nothing(form):
+    # The tokens after which a grammar begins (`after`) change neither its draft grammars nor its rules.
     at_once = grammar_of(*form)
     assert draft_grammars_of(replace(at_once, after=(7, 7))) == draft_grammars_of(at_once)
     assert read_grammar(replace(at_once, after=(7, 7))) == read_grammar(at_once)

@@ -56,6 +56,7 @@ def test_the_reason_of_a_running_request_without_tokens(name, request_id, kind, 
 
 
 def test_the_wrong_victim_has_its_place_in_the_order():
+    # `why` says how many running requests are less important than the preempted request.
     claims = why(FAULTS / "priority_victim", "r26")
     text = next(claim.text for claim in claims if claim.kind == "preemption")
     assert "The victim: priority 0, 1 of 2 running requests are less important." in text

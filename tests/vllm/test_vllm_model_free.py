@@ -118,6 +118,7 @@ def test_a_dump_of_hybrid_groups_begins_while_requests_run(tmp_path, monkeypatch
 
 
 def test_each_scheduler_gets_a_configuration_of_its_own():
+    # Configurations made from the same settings share no objects.
     names = {"block_size": 16, "num_blocks": 40, "max_model_len": 512, "max_num_seqs": 8}
     first, second = engine_config_alone(names), engine_config_alone(names)
     first.scheduler_config.max_num_seqs = 1

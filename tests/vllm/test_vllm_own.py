@@ -19,6 +19,7 @@ def test_without_vllm_the_error_names_the_environment():
 
 
 def test_kv_groups_survive_their_description():
+    # `groups_of` reads back the text from `described_groups`.
     spec = type("SlidingWindowSpec", (), {"block_size": 16, "sliding_window": 64, "dtype": "torch.float32"})
     text = described_groups([SimpleNamespace(kv_cache_spec=spec())])
     assert groups_of(text) == [
