@@ -47,8 +47,8 @@ class Queue:
         self._running: dict[object, deque[list[int]]] = {}
 
     def next_unit(self, worker: object) -> list[int]:
-        """Return the next tests of the worker's module, else of a new module, else of the module with the
-        most units left. The list is empty if no tests are left.
+        """Return the next tests of the worker's module. If the module has none left, take a new module. If no
+        new module is left, take from the module with the most units left. The list is empty at the end.
         """
         if not self._running.get(worker) and self._waiting:
             self._running[worker] = self._waiting.popleft()

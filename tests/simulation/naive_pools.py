@@ -37,7 +37,9 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. A block's content also includes the next `ahead` tokens after the block."""
+    """The block pool. A block's content includes `ahead` tokens after the block: 1 with a draft head, whose
+    KV for a token depends on the next token, else 0.
+    """
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching

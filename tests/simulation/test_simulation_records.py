@@ -1,4 +1,6 @@
-"""Tests which differences between the records of two runs `first_difference` reports."""
+"""Tests which differences between the records of two runs `first_difference` reports. Hard fields (decisions
+and tokens) are always compared, and soft fields (queues and free resources) only on request.
+"""
 
 import pytest
 

@@ -132,8 +132,8 @@ def num_drafters(folder):
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])
 def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeypatch, tmp_path):
-    """Two scripted drafters know the answers for a third of the requests each. A head drafts for other
-    requests, and if the scripted drafters propose nothing.
+    """Each of two scripted drafters knows the answers to a third of the requests. The head drafts for rows
+    without scripted drafts, and may continue scripted drafts.
     """
     asked = mixed(20, seed=4)
     want = answers(asked, spec="none")
