@@ -106,6 +106,7 @@ def test_damaged_blocks_are_found_and_computed_again(copied, expected, how):
 
 
 def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected):
+    # An engine stores a block again if the block's file was deleted.
     folder = tmp_path / "store"
     with Engine(config=config(folder, num_blocks=40)) as engine:
         assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected

@@ -154,6 +154,8 @@ def test_batches_keep_their_numbers_when_the_log_loses_its_beginning(core, serve
 
 
 def test_a_request_during_retention_gets_the_rest_and_the_end(bench, served, tmp_path, monkeypatch):
+    # If retention deletes segments during a replay, the client gets the batches that were read, and the
+    # batches in memory.
     _, dealer = served
     bench.submit(request("a", 14, max_tokens=20))
     bench.run()

@@ -87,6 +87,7 @@ def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
 @quick
 @given(st.sampled_from(["json", "xml"]), said, st.lists(calls, max_size=3), st.lists(st.integers(0, 999)))
 def test_an_answer_is_its_calls_however_it_comes(form, text, made, cuts):
+    # The parsed calls and deltas are equal for any division of the answer into chunks.
     parts = [written(form, *call) for call in made]
     if None in parts:
         return
@@ -152,6 +153,7 @@ def test_ids_are_of_the_request_the_answer_and_the_call():
 
 
 def test_reasoning_is_apart_and_holds_no_calls():
+    # The start marker of a call within the reasoning is text.
     call = written("json", "now", {})
     reasoning = ReasoningTokens(False, tuple(b"<think>"), tuple(b"</think>"))
     data = f"<think>shall I say <tool_call>?</think>\n\n{call}".encode()

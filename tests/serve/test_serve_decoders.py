@@ -52,6 +52,7 @@ def test_times_reach_the_process_and_come_back(decoders):
 
 
 def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
+    # A decoder process is kept after a refusal, has a lower priority, and sees no environment variables.
     monkeypatch.setenv("A_SECRET", "x")
     first = decoders(media("rows 1024"))
     assert first.grid[1] == process_of(decoders) != os.getpid()
@@ -154,6 +155,7 @@ def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
 
 
 def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch):
+    # After a failed start, no start is tried for FIRST_PAUSE_S. Meanwhile `reasons` reports the failure.
     clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
     monkeypatch.setattr(decoders_module, "time", clock)
     monkeypatch.setattr(decoders_module, "FIRST_PAUSE_S", 10.0)

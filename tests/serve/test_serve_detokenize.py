@@ -138,6 +138,8 @@ def test_the_watcher_names_the_rows_whose_text_ended():
 
 
 def test_the_watcher_resumes_a_preempted_request_and_forgets_a_row_given_away():
+    # The stop string "ab" is found although "a" came before the preemption. The row's next request has no
+    # stop string.
     watcher = StopStrings(TOKENIZER)
     request = make_request(("ab",))
     a, b = TOKENIZER.encode("a")[0], TOKENIZER.encode("b")[0]

@@ -319,6 +319,7 @@ def test_the_processor_knows_how_long_a_prompt_may_be():
 
 
 def test_settings_are_keyword_arguments():
+    # Keyword arguments of Engine override fields of `config`. An unknown setting is refused with advice.
     seen = []
 
     def build(model, *, config, **options):

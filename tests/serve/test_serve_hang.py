@@ -207,6 +207,7 @@ def test_without_a_log_all_streams_get_the_error(hanging):
 
 
 def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
+    # If no step hangs in a call to the device, `abandon` returns False, and the engine continues.
     engine = Engine(builder=fakes.builder(), log=tmp_path / "log")
     assert not engine.abandon()
     assert engine.generate(["hello"], max_tokens=20)[0].text == "HELLO"
@@ -241,6 +242,7 @@ def test_a_long_step_that_reports_progress_is_no_hang(hanging):
 
 
 def test_the_watchdog_reports_once_and_only_inside_its_block():
+    # The watchdog is armed only within `with dog`.
     barks, barked = [], threading.Event()
     dog = Watchdog(0.1, lambda: (barks.append(1), barked.set()))
     for _ in range(3):

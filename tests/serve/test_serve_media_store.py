@@ -158,6 +158,7 @@ def test_other_pixels_are_not_taken_for_the_same(processor, tmp_path):
 
 
 def test_a_full_disk_is_a_full_queue(processor, tmp_path, monkeypatch):
+    # A full disk raises QueueFull, so the client may retry, and leaves no file.
     media = prepared(processor, {"type": "image", "image": png(1)})
     store, replace = MediaStore(tmp_path, 10**8), os.replace
 

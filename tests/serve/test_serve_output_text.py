@@ -14,6 +14,7 @@ from tests.serve.serve_fakes import ByteTokenizer, EchoProcessor, builder
 
 
 def test_streams_give_the_texts_of_an_engine_that_makes_its_own():
+    # AsyncEngine's streams have the same texts as Engine's outputs.
     asks = [
         ("größe und mehr", {"n": 2}),
         ("eins zwei drei", {"stop": " DR"}),

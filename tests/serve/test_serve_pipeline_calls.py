@@ -54,6 +54,7 @@ def assert_outcomes(calls):
 
 
 def test_the_page_says_what_the_table_says():
+    # docs/reference/pipeline.md is generated from CALLS.
     assert PAGE.read_text() == page()
     assert len(CALLS) >= 190 and len({call.code for call in CALLS}) == len(CALLS)
     assert all(call.outcome in WORDS for call in CALLS)

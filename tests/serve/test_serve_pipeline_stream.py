@@ -83,6 +83,7 @@ def test_invalid_streamers_are_refused(pipe):
 
 
 def test_lengths_that_count_the_prompt(pipe):
+    # max_length counts the prompt's nine tokens; max_new_tokens takes precedence.
     def said(**options):
         return pipe(chat("hello you"), generate_kwargs=options)[0]["generated_text"]
 
@@ -102,6 +103,7 @@ def test_the_tokens_before_the_time_limit_are_the_answer(pipe):
 
 
 def test_datasets_say_how_many_results_there_are(pipe):
+    # For a dataset, the results have a length. For a generator, they have none.
     class Dataset:
         def __len__(self):
             return 3

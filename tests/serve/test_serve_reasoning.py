@@ -100,6 +100,7 @@ def test_whether_a_prompt_leaves_reasoning_open(engine, prompt, is_open):
 
 
 def test_markers_that_cannot_be_said(engine):
+    # A reasoning_end that is empty, or that the model cannot generate, is refused.
     tokenizer = engine.processor.tokenizer
     with pytest.raises(InvalidRequest, match="reasoning true needs a marker .* reasoning_end is empty"):
         settled(tokenizer, ASK, wish=True, end="")
@@ -254,6 +255,7 @@ def test_results_of_a_prompt_with_reasoning(thinker, tmp_path):
 
 
 def test_without_a_marker_to_wait_for(thinker):
+    # With an empty reasoning_end, the response format begins at once, and reasoning=True is refused.
     with Engine(thinker, config=EngineConfig(reasoning_end="")) as engine:
         jsonschema.validate(engine.generate_json(QUESTIONS[0], RECORD), RECORD)
         with pytest.raises(InvalidRequest, match="reasoning_end is empty"):

@@ -320,7 +320,7 @@ def test_requests_of_a_session_run_one_at_a_time():
 
 def test_leaving_a_question_takes_it_back():
     async def run():
-        # With SlowEcho the answer is unfinished when its caller leaves.
+        # SlowEcho's answer is unfinished when its caller leaves, so the session loses the question.
         slow = builder(processor=TurnEcho(), executor_class=SlowEcho)
         async with AsyncEngine(builder=slow) as engine:
             session = await engine.session()
@@ -380,6 +380,7 @@ def test_idle_time_counts_from_a_waiting_frame_too():
 
 
 def test_sessions_end_by_themselves_and_by_the_number():
+    # A session ends after idle_s. While max_sessions sessions are open, a new session is refused.
     async def run():
         async with AsyncEngine(builder=builder(processor=TurnEcho(), max_sessions=1)) as engine:
             first = await engine.session(idle_s=0.2)

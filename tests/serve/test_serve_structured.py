@@ -137,6 +137,7 @@ def check_pools(model, temperature, asked):
 
 
 def test_answers_without_a_form_are_unaffected():
+    # Requests without a schema have the same tokens with and without structured requests in the batch.
     asked = list(jobs(16, 1.0, 40))
     with Engine() as engine:
         mixed = answers(engine, asked)
@@ -148,6 +149,7 @@ def test_answers_without_a_form_are_unaffected():
 
 
 def test_json_as_a_value_and_where_it_is_cut():
+    # `generate_json` returns the decoded value, and raises if the answer is cut off.
     with Engine() as engine:
         value = engine.generate_json(QUESTIONS[0], RECORD)
         jsonschema.validate(value, RECORD)
@@ -180,6 +182,7 @@ class Pair:
 
 
 def test_types_in_and_values_of_them_out():
+    # A Python type is a schema, and `generate_json` returns an instance of the type.
     with Engine() as engine:
         found = engine.generate_json("What?", Pair, temperature=1.5, seed=3)
         assert isinstance(found, Pair) and isinstance(found.first, Shape)

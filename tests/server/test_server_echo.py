@@ -73,6 +73,7 @@ def test_each_of_several_answers_echoes_the_prompt_with_its_logprobs(server, sco
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
 def test_a_harness_finds_the_prompts_logprobs(server, scored, max_tokens):
+    # An evaluation harness reads prompt logprobs from echoed prompts, with max_tokens 0 or more.
     asked = {
         "prompt": TEXTS,
         "echo": True,

@@ -1,5 +1,6 @@
 """Tests tools with the parameters of real functions. The functions are a sample from bfcl-eval's data (Apache
 License 2.0).
+
 Either a forced call is valid, or the schema is refused with an error that names the keyword's pointer.
 """
 

@@ -125,6 +125,7 @@ def test_developer_role_and_continued_messages(processor):
 
 
 def test_sampling_is_the_checkpoints_or_openais():
+    # Defaults come from the checkpoint's generation_config.json, or are OpenAI's with the setting "none".
     made = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "max_new_tokens": 9}
     assert SamplingDefaults(made, "auto").values == {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
     assert SamplingDefaults({**made, "do_sample": False}, "auto").values == {"temperature": 0.0}

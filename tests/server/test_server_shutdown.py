@@ -193,6 +193,7 @@ def test_the_first_signal_limits_the_shutdown():
 
 
 def test_a_process_ends_although_a_thread_does_not():
+    # `end_process_after` ends the process although a thread waits for ever.
     code = """
 import threading
 from mmengine.server.lifecycle.process_end import end_process_after

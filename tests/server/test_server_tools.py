@@ -147,6 +147,7 @@ def test_the_log_finds_the_answers_that_made_a_call_by_its_id(tmp_path):
 
 
 def test_usage_counts_up_over_the_frames_of_calls(echo):
+    # With continuous_usage_stats, each event has the number of completion tokens so far.
     options = {"include_usage": True, "continuous_usage_stats": True}
     *found, last, _ = echo.events(f"Hm. {CALLS}", tools=TOOLS, stream_options=options)
     counts = [json.loads(each)["usage"]["completion_tokens"] for each in found]

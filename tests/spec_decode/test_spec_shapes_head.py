@@ -49,7 +49,9 @@ def test_four_drafts_a_pass_pay_off(trained, samples):
 
 
 def test_swapped_layers_lower_acceptance(trained, samples):
-    """Drafts depend on each auxiliary hidden state's target layer, not on the tokens alone."""
+    """With the auxiliary layers in reverse order, fewer drafts are accepted. So the head reads the hidden
+    states, and does not draft from the tokens alone.
+    """
     swapped = [
         type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
         for one in samples["json"]

@@ -289,7 +289,7 @@ def test_five_thousand_values() -> None:
 
 
 def test_numbers_against_decimals() -> None:
-    """Test each range with numbers inside and around the range that have two decimal places."""
+    """Test each range with two-decimal numbers inside and outside the range."""
     for low, high in [
         (-2.5, 10.75),
         (2, 2.5),
