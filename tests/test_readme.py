@@ -40,6 +40,7 @@ def test_the_readme_is_short():
 
 
 def test_the_readmes_image_is_the_demos(demo_folder):
+    # docs/images/shapes.png equals the first image that `mmengine demo` draws.
     assert (demo_folder / "demo" / "image1.png").read_bytes() == (
         ROOT / "docs" / "images" / "shapes.png"
     ).read_bytes()

@@ -1,4 +1,6 @@
-"""Tests all registries: own and foreign plugins are found by name, and each error is a single sentence."""
+"""Tests all registries: mmengine's and third-party plugins are found by name, and each error is a single
+sentence.
+"""
 
 import os
 import re
@@ -47,6 +49,7 @@ def test_what_comes_with_the_package_is_there(registry):
 
 
 def test_a_strangers_is_found_behind_our_own(registry, install_stranger):
+    # A third-party plugin is listed after mmengine's plugins, and can be loaded by name.
     ours = registry.names()
     install_stranger(registry.group, strange(registry), strange="thing", another="thing")
     assert set(registry.names()) == {*ours, "strange", "another"}
@@ -62,6 +65,7 @@ def test_nothing_is_imported_before_it_is_chosen(registry, install_stranger):
 
 
 def test_a_name_that_nobody_has_is_told_with_those_that_are_known(registry, install_stranger):
+    # The error for an unknown name lists the known names.
     install_stranger(registry.group, strange(registry), strange="thing")
     with pytest.raises(MMEngineError) as refusal:
         registry.load("nobody's")
@@ -71,6 +75,7 @@ def test_a_name_that_nobody_has_is_told_with_those_that_are_known(registry, inst
 
 @pytest.mark.parametrize("code", ["raise RuntimeError('boom' + 2 * chr(10) + 'and much more')", ""])
 def test_one_that_breaks_is_named_with_its_distribution(registry, install_stranger, code):
+    # The error for a plugin that cannot be loaded names its distribution and version.
     install_stranger(registry.group, code, strange="thing")
     with pytest.raises(MMEngineError, match="strange.* update or uninstall strange 1.2") as refusal:
         registry.load("strange")
@@ -84,6 +89,7 @@ def test_one_that_is_something_else_is_refused(registry, install_stranger):
 
 
 def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
+    # Two distributions have an entry point with the same name.
     install_stranger(registry.group, strange(registry), strange="thing")
     assert registry.load("strange")
     info = tmp_path / "site" / "other-3.dist-info"
@@ -97,6 +103,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
 
 
 def test_our_names_cannot_be_taken(registry, install_stranger):
+    # A third-party plugin with the name of a mmengine plugin is ignored.
     ours = [point.name for point in registry._own.values()]
     before = [registry.load(name) for name in ours if name != "xgrammar"]
     known = registry.names()  # Includes names that other tests in this process registered.
@@ -108,6 +115,7 @@ def test_our_names_cannot_be_taken(registry, install_stranger):
 
 
 def test_what_is_missing_of_ours_is_told_with_the_extra_to_install():
+    # A mmengine plugin needs a package from an extra that is not installed.
     registry = Registry(
         "mmengine.tests", "grammar_backend", own={"a": "no_such_module:A [xgrammar]", "b": "re:sub"}
     )

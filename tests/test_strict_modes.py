@@ -110,6 +110,7 @@ def test_links_that_lead_nowhere_end(tmp_path):
 
 
 def test_nothing_stays_open(tmp_path, monkeypatch):
+    # `open_strict` closes the descriptors of the parent folders, also if it refuses the folder.
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a").chmod(0o777)
     opened(tmp_path)

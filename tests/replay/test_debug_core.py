@@ -131,6 +131,7 @@ def test_breakpoints_stop_at_the_same_places_in_both_directions(busy):
 
 
 def test_an_expression_and_a_filter_stop_alike(busy):
+    # Filters accept = and ==. A Python expression with the same meaning stops at the same records.
     stops = []
     for text in ("waiting >= 2 and running = 5", "waiting >= 2 and running == 5"):
         debugger = debugger_of(busy)
@@ -231,6 +232,7 @@ def test_a_broken_build_has_its_finding_where_the_decision_is(tmp_path):
 
 
 def test_a_log_that_cannot_be_folded_ends_before_the_decision(tmp_path, busy):
+    # The log's last decision cannot be applied, so the debugger stops there and shows a finding.
     from mmengine.events.log import LogReader
     from tests.events.logs import write_log
 

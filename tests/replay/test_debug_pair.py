@@ -69,6 +69,7 @@ def test_a_breakpoint_before_the_difference_stops_first(logs):
 
 
 def test_the_other_log_is_aligned(logs):
+    # `align` moves the other log to the record that corresponds to this log's position.
     session, other = pair_of(*logs)
     session.run("goto 4")
     session.run("align")

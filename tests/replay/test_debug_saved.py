@@ -154,6 +154,7 @@ def test_the_limit_counts_requests_and_deletes_those_that_no_copy_needs(tmp_path
 
 
 def test_the_garbage_collector_is_as_before_a_restore(tmp_path):
+    # A restore pauses garbage collection, also if the restore raises.
     saved = read_to_end(run_of("mixed", tmp_path / "log")).marks.last.saved
     damaged = PackedState(saved.data, b"", saved.requests, saved.base)
     try:

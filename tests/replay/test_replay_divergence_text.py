@@ -26,6 +26,7 @@ def diverged(folder, plant, night=SMALL) -> Divergence:
 
 
 def test_a_victim(tmp_path):
+    # This build and the log's build preempt different requests.
     found = diverged(tmp_path / "log", bugs.the_first_admitted_is_preempted)
     assert likely_rule(found) == "which running request is preempted"
     texts = {field: (logged, derived) for field, logged, derived in sides(found)}
@@ -107,5 +108,6 @@ def test_long_lists_are_cut():
 
 
 def test_a_call_of_a_host_shows_both_values():
+    # In a log that was recorded in vLLM, a divergence has a field of the call and its two values.
     found = Divergence(88, 24, "Scheduled", "preempted", ["r10"], ["r5"], [])
     assert sides(found) == [("preempted", "['r10']", "['r5']")]

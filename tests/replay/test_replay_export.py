@@ -160,6 +160,7 @@ def test_tables(log):
 
 
 def test_a_spreadsheet_sees_no_formula(tmp_path):
+    # In CSV, a text that begins like a formula gets a quote in front, and a line break is replaced.
     bench = Bench(sink=LogWriter(tmp_path / "log"))
     bench.submit(request("=1+1", 5), request("a,b\n", 5))
     while bench.core.has_work:

@@ -66,6 +66,7 @@ def test_a_finding_has_its_figures(logs):
 
 
 def test_two_passes_find_the_same_once(logs):
+    # A second pass over the log adds no finding that the first pass found.
     findings = Findings()
     request_lines(logs["hits_twice"], findings)
     count = findings.count

@@ -234,6 +234,7 @@ def test_a_plan_that_swaps_the_wrong_way_is_found(tmp_path, monkeypatch):
 
 
 def test_a_state_that_cannot_be_checked_is_broken():
+    # If a check raises, its invariant counts as broken.
     state = busy()
     state.requests_by_row[state.running[0]] = None
     found = find_broken(state, "grammars")

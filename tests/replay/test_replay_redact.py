@@ -151,6 +151,7 @@ def prompts(folder):
 
 
 def test_only_equal_prefixes_stay_equal(tmp_path):
+    # Two redacted prompts are equal up to the first position at which tokens, media or salt differ.
     config = settings_of()
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     picture = [MediaItem(bytes(32), "image", ((3, 4),), (1, 2, 2))]

@@ -110,6 +110,7 @@ def test_batches_and_reasons_equal_the_log(shown):
 
 
 def test_lanes_of_a_slot_do_not_overlap():
+    # A slot is a line of the chart. Requests that overlap in time are drawn in different slots.
     rng = np.random.default_rng(1)
     start = np.sort(rng.integers(0, 500, 300))
     end = start + rng.integers(0, 60, 300)

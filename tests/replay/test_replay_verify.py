@@ -286,6 +286,7 @@ def test_a_torn_tail_is_reported(run, tmp_path):
 
 
 def test_another_rule_version_is_folded_only(run, tmp_path):
+    # verify applies the log's decisions without deriving them, if the log has another decision_version.
     folder, records, _ = run
     started = replace(records[0].event, decision_version=99)
     report = verify(rewrite(with_event(records, 0, started), tmp_path / "log"))

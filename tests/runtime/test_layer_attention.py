@@ -171,6 +171,7 @@ def test_scores_are_computed_in_tiles(monkeypatch):
 
 
 def test_plain_layers_keep_the_fast_backend_and_shared_layers_need_no_pool():
+    # SPEC's last two layers read the KV of layers 0 and 1, so the pool has no place for them.
     pool = KVPool(SPEC, 8, SIZE, torch.float32, open_device("cpu"))
     assert len(pool.layers) == 11 == SPEC.num_kv_layers
     assert SPEC.kv_places[-2:] == (0, 1)

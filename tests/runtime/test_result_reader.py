@@ -92,6 +92,7 @@ FREE = {"ignore_eos": True, "max_tokens": 17}
 
 
 def test_an_accepted_run_is_kept_up_to_the_texts_end():
+    # Drafts that match the answer beyond its end are dropped after the end.
     model = ToyModel()
     base, _ = run(model, {"a": FREE})
     stop = next(t for t in base["a"][0][2:] if t not in base["a"][0][:2])

@@ -18,6 +18,7 @@ def _kernels():
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 61, 64, 65, 1000, 1536, 20000])
 def test_tokens_equal_the_steps(vocab_size, monkeypatch):
+    # Without `draw_on_cpu`, torch's filters and noise choose the tokens.
     random = np.random.default_rng(vocab_size)
     for _ in range(2 if vocab_size > 10000 else 12):
         bench = Bench(vocab_size, [random_sampling(random, vocab_size) for _ in range(24)], random)
@@ -29,6 +30,7 @@ def test_tokens_equal_the_steps(vocab_size, monkeypatch):
 
 
 def test_rows_may_lie_apart_and_none_depends_on_the_others():
+    # The logits are a strided view. Each row gets the same token in the batch and alone.
     random = np.random.default_rng(3)
     bench = Bench(700, [random_sampling(random, 700) for _ in range(16)], random)
     wide = random_logits(random, 16, 900)

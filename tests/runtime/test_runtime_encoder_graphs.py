@@ -56,6 +56,7 @@ def test_the_fake_attention_equals_attention_by_frames():
 
 @pytest.mark.parametrize("most", [1, 7, 16, 17, 100, 300, MOST_EMBEDS])
 def test_sizes_grow_to_the_most_and_waste_a_fifth(most):
+    # Padding is at most a fifth of a size, or less than STEP embeddings.
     sizes = embed_sizes(most)
     assert sizes[-1] == most and sorted(set(sizes)) == list(sizes)
     for embeds in range(1, most + 1):

@@ -65,6 +65,7 @@ def test_sizes_end_with_the_most_rows():
 
 
 def test_the_first_bucket_fits_every_other_bucket():
+    # The largest bucket is captured first, so that all others fit into its memory.
     first, *others = all_buckets(24, 3)
     assert first == Bucket(24, 4)
     assert all(one.num_rows <= first.num_rows and one.num_tokens <= first.num_tokens for one in others)
@@ -89,6 +90,7 @@ def test_the_bucket_of_a_step(counts, drafts, bucket):
 
 
 def test_a_step_with_features_is_launched_anew():
+    # A step with image features uses no graph; `frame_of` returns the reason.
     span = MediaSpan(b"k", 0, 0, 1)
     assert frame_of(plan_of([1], (span,)), (1, 2), 0) == MEDIA
 

@@ -15,6 +15,7 @@ from mmengine_vllm.runner_order import MOST_LEFT, PART, RunnerOrder
 
 
 def test_a_row_is_found_only_at_its_own_place():
+    # `find_row` must not match bytes that belong to two adjacent numbers in the column.
     rng = random.Random(5)
     for _ in range(200):
         rows = rng.sample(range(1100), rng.randint(0, 60))

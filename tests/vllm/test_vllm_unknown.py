@@ -157,6 +157,7 @@ def test_a_scheduler_without_a_setting_is_not_recorded(log, right, caplog, gone)
 
 
 def test_a_method_that_is_gone_is_gone_with_the_recorder_too(log, right):
+    # The recorder does not hide that vLLM's scheduler lacks a method.
     def gone(self, *args):
         raise AttributeError("reset_encoder_cache")
 
