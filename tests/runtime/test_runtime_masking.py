@@ -88,6 +88,7 @@ def test_sampling_equals_sampling_from_masked_logits(kernels):
 
 
 def test_likelihoods_stay_the_models(kernels):
+    # Logprobs come from the logits before masking.
     bench = Bench(["likelihoods", "greedy", "likelihoods"])
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (3, VOCAB)).astype(np.float32))
     masks, _ = masks_of(np.random.default_rng(2), 3, np.array([0, 1]))

@@ -20,6 +20,7 @@ SIZE = 4
 
 @pytest.mark.parametrize("size", [1, 2, 8, 16, 256])
 def test_the_longest_rows_have_space_for_padded_drafts(size):
+    # A graph's bucket pads each row to 1 + MAX_DRAFT_TOKENS tokens, which need pages even in the longest row.
     config = EngineConfig(num_draft_tokens=MAX_DRAFT_TOKENS)
     config.check()
     with pytest.raises(ConfigError, match="num_draft_tokens"):

@@ -106,6 +106,7 @@ def _compare_logits(bench, batch, runs, rows, drafts, logits, known, is_penalise
 @settings(max_examples=100, deadline=None)
 @given(benches, st.data())
 def test_selected_positions_keep_their_drafts_before(case, data):
+    # `take` selects positions. The drafts before a selected position still count for its penalties.
     known, is_penalised, drafts, source = case
     rows = np.array(source.sample(range(ROWS), len(drafts)))
     runs = runs_of(drafts)

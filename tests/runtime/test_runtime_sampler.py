@@ -267,6 +267,7 @@ def test_penalties_follow_the_tokens_that_are_sampled():
 
 
 def test_many_penalised_rows_keep_apart():
+    # The counts of 40 penalised rows are independent, and their table has grown to 64 rows.
     bench = Bench(6, {})
     for row in range(40):
         bench.admit(row, SamplingParams(presence_penalty=2.0), (1,), (row % 5,))

@@ -259,6 +259,7 @@ def test_unknown_fields_are_left_out_and_named(server, strict):
 
 @pytest.mark.parametrize("as_text", [False, True])
 def test_the_billing_line_does_not_change_the_prompt(server, as_text):
+    # Claude Code's system prompt begins with a billing line that differs in each call. The server removes it.
     rule = "Be brief. " * 30
 
     def usage(system):
@@ -373,6 +374,7 @@ def test_no_program_of_a_client_hides_a_package_that_it_imports():
 
 
 def test_the_page_has_the_commands_that_were_run():
+    # docs/how-to/agents.md has each agent's version, flags and environment variables.
     page = (ROOT / "docs" / "how-to" / "agents.md").read_text()
     for agent in AGENTS:
         assert re.search(rf"`{agent.package}`\) \| {re.escape(agent.version)} \|", page), agent.package

@@ -176,6 +176,7 @@ def test_an_image_that_cannot_be_read_is_one_error(server, net, part, code, para
 
 
 def test_images_under_other_names_count(server):
+    # Boxes need exactly one image. An image in another accepted format counts too.
     parts = [IMAGE, {"type": "image", "url": IMAGE["image_url"]["url"]}, QUESTION]
     status, _, body = server.chat(parts, response_format=FORM, **ASKED)
     assert status == 400 and "which has 2" in body["error"]["message"], body

@@ -56,6 +56,7 @@ def test_tokens_follow_the_rules():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_drafts_are_right_as_often_as_a_checksum_says(count):
+    # A checksum gives the number of right drafts, which come first.
     model, lengths = model_of(RAWS), np.array([9, 30, 99, 5])
     for output in range(12):
         drafts, valid = model.drafts(np.arange(4), lengths + output, count)

@@ -63,6 +63,7 @@ def test_defaults_fit_the_workload_and_a_large_gpu():
 
 
 def test_a_length_that_the_pool_cannot_hold_is_cut_to_it():
+    # A pool of four blocks with 16 tokens each lowers max_model_len to 64.
     assert read_settings({"num_blocks": 4, "max_model_len": 500}, WORK).config.max_model_len == 64
 
 
@@ -91,5 +92,6 @@ def test_prices_are_settings():
     ],
 )
 def test_contradictions_and_strangers_are_refused(given, message):
+    # Unknown, invalid and contradictory settings are refused.
     with pytest.raises(ConfigError, match=message):
         read_settings(given, WORK)

@@ -106,6 +106,7 @@ def test_repeated_text_is_proposed_up_to_the_limit(rows):
 
 
 def test_rows_may_have_different_room_and_none(rows):
+    # Rows may have different draft limits, and a limit of 0.
     rows.say(range(ROWS), [11, 12, 13, 14, 15, 16])
     check(rows, [1, 3, 5], [0, 8, 2])
     check(rows, [0, 2], [0, 0])

@@ -82,6 +82,7 @@ def test_a_folder_of_each_family_is_read(family, tmp_path):
 
 @pytest.mark.parametrize("family, bare", [("specforge", "LlamaForCausalLM"), ("qwen3", "Qwen3ForCausalLM")])
 def test_a_file_that_names_the_layer_alone(family, bare, tmp_path):
+    # `bare` is a language model's architecture, which names the type of the head's decoder layer.
     named = open_head(FAMILIES[family]().save(tmp_path / "named"), TARGET).config
     found = open_head(edited(family, architectures=[bare]).save(tmp_path / "bare"), TARGET).config
     assert found == replace(named, family=bare)
@@ -170,6 +171,7 @@ def test_drafts_beyond_the_limit(asked, tmp_path):
 
 
 def test_a_proposal_beyond_the_limit_is_cut(tmp_path):
+    # The head's config asks for 12 drafts; the limit is 7.
     written = edited("speculators", speculators_config__proposal_methods=[{"speculative_tokens": 12}])
     assert open_head(written.save(tmp_path), TARGET).config.num_drafts == 7
 

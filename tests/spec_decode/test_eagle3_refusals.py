@@ -125,6 +125,7 @@ def test_a_head_for_another_model(target, words, tmp_path):
 
 
 def test_a_head_that_shares_a_matrix_of_another_size(tmp_path):
+    # Without lm_head, the head would use the target's matrix, which has another hidden size.
     written = FAMILIES["qwen3"]()
     written.config["draft_vocab_size"] = TARGET.vocab_size
     for name in ("model.lm_head.weight", "model.d2t", "model.t2d"):

@@ -61,6 +61,7 @@ def test_half_of_the_questions_ask_for_json_and_a_quarter_for_sentences():
 
 
 def test_scenes_of_the_other_split_are_drawn_for_held_out_items_alone(monkeypatch):
+    # All training scenes have layouts from the split "train".
     layouts, draw = [], held_out.random_scene
 
     def noted(*arguments):

@@ -90,6 +90,7 @@ def chain(served, sample, row, count):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_drafting_from_all_rows_equals_the_engines_head(trained, served, samples, task):
+    # Training drafts from all positions in a pass. The logits equal the engine's, one position at a time.
     head, vocabulary = trained
     several = samples[task][:2]
     batch = collate(several)
@@ -140,6 +141,7 @@ def engine_passes(task, number, seed):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_an_engine_takes_the_simulated_passes(trained, samples, task):
+    # The engine needs as many passes as `passes_of` computes from the accepted drafts.
     answers, passes = engine_passes(task, 12, seed=7)
     assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
     simulated = [

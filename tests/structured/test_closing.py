@@ -291,6 +291,7 @@ def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) ->
 
 
 def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
+    # The number of automaton steps is bounded, both if a text is found and if none exists.
     steps, behind = [], PatternAutomaton.advance
     monkeypatch.setattr(
         PatternAutomaton, "advance", lambda self, now, char: steps.append(char) or behind(self, now, char)
