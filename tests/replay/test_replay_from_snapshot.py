@@ -1,5 +1,5 @@
 """Tests that replay from any snapshot gives the same result as replay from record 0, even without the log's
-first segments. Also tests how salvage uses snapshots.
+first segments. Also tests how salvage (resuming from a damaged log) uses snapshots.
 """
 
 import random

@@ -1,4 +1,6 @@
-"""Tests the log tools on logs with sessions: verify, why, redact, playback and minimize."""
+"""Tests the log tools on logs with sessions: verify, why, redact, playback and minimize. A session holds its
+blocks between requests by a lease, until another request needs the blocks.
+"""
 
 import sys
 

@@ -40,8 +40,8 @@ RULES = {
 
 
 class NaiveScheduler:
-    """Runs a scenario that has no resets and no late aborts. `config`: EngineConfig. `path`: the scenario
-    file.
+    """Runs the scenario `raw` from the file `path` with the EngineConfig `config`. The scenario must have no
+    `reset_prefix_cache`, and no abort while a step runs ("when": "before_update").
     """
 
     def __init__(self, path, raw, config):

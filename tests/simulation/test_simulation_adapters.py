@@ -44,6 +44,7 @@ def test_fewer_places_than_adapters_change_no_token_and_replay(tmp_path, compat)
 
 
 def test_an_image_is_encoded_again_for_an_adapter_of_the_tower_alone(tmp_path):
+    # Only an adapter for the vision tower (`visual`) changes an image's features.
     shared = {"prompt": [["img", 8], ["gen", "p", 4]], "images": [[0, 8, "cat"]], "at": 0}
     sees = {"name": "sees", "bytes": 90, "visual": True}
     adapters = (None, "text", sees, sees)

@@ -64,7 +64,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         (None, [(0, 5)] * 4),
         (NOBODY, [None] * 4),
         ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
-        # There are two rows for three drafters, so the third drafter uses the second row.
+        # `room` has limits for two of three drafters, so the third drafter has the second drafter's limits.
         ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),
         ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),

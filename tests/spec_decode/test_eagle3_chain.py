@@ -21,8 +21,8 @@ LENGTHS = (9, 1, 14, 3, 6)
 
 
 def prefilled(written, folder, compute, dtype=torch.float32):
-    """Prefill rows, and return (head, rows, attention, z, carry). The attention has the rows' KV. `z`,
-    `carry`: each row's last outputs, which are the inputs for `logits` and for the next pass.
+    """Prefill rows, and return (head, rows, attention, z, carry). The attention has the rows' KV. `z` and
+    `carry` are each row's last outputs: `z` is the input of `logits`, and `carry` of the next pass.
     """
     head = load(written, folder, dtype)
     assert isinstance(head, NativeDraftHead) == (compute == "kernels")
