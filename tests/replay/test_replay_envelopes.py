@@ -1,5 +1,5 @@
-"""Tests that `show` and `why` read the name of a request's API from the envelope: the facts about the HTTP
-call that the server stores with a request.
+"""Tests that `show` and `why` read the name of a request's API from the envelope. The server stores an
+envelope, which describes the HTTP call, with each request.
 """
 
 import pytest

@@ -168,8 +168,8 @@ def test_the_first_steps_run_before_the_server_listens(process):
 
 
 def test_a_killed_engine_is_replaced_on_the_same_socket(process):
-    """A client that connects before the new process is ready waits, and then gets an answer. SIGHUP still
-    reloads the keys.
+    """A client may connect before the new process is ready. The client then waits and gets an answer. SIGHUP
+    still reloads the keys.
     """
     started, folder, address = process
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()

@@ -157,8 +157,8 @@ def test_the_notes_name_the_maximum() -> None:
 
 
 def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
-    """No second unnamed key may follow. The grammar cannot express this by the repetition {0,0}, which the
-    engine's Lark refuses.
+    """No second unnamed key may follow. The grammar must express this rule without the repetition {0,0},
+    which the engine's Lark refuses.
     """
     schema = {
         "type": "object",

@@ -22,8 +22,8 @@ from tests.structured.accepting import Grammar
     ],
 )
 def test_character_sets_contain_their_characters(pattern: str, accepted: str, refused: str) -> None:
-    """If a set contains the control characters including U+0000, the grammar engine would also accept the
-    quote and the backslash. Therefore mmengine rewrites the pattern, and the new pattern excludes both.
+    """Some control characters have no short escape such as \\n. If a set contains all these characters,
+    llguidance wrongly adds the quote and the backslash. So mmengine writes such a set without U+0000.
     """
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert [char for char in accepted if not grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
@@ -54,6 +54,7 @@ NAME = {"type": "object", "patternProperties": {"^[^/\\\\]*$": {"type": "integer
     ],
 )
 def test_a_set_written_without_nul_still_stands_for_nul(schema: dict, accepted: list, refused: list) -> None:
+    # mmengine compares such a set with keys and enum values as if the set still contained U+0000.
     grammar = Grammar(schema)
     assert [each for each in accepted if not grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
     assert [each for each in refused if grammar.accepts(json.dumps(each, ensure_ascii=False))] == []

@@ -90,7 +90,9 @@ def test_random_arrays() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Return whether the random schema of `seed` is accepted. If so, check that it is enforced."""
+    """Return whether the random schema of `seed` is accepted. If so, check that the grammar enforces the
+    schema.
+    """
     source = random.Random(seed)
     schema, before, behind = around(source, an_array(source))
     referee = jsonschema.Draft202012Validator(schema)

@@ -59,7 +59,9 @@ def test_random_objects() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Return whether the random schema of `seed` is accepted. If so, check that it is enforced."""
+    """Return whether the random schema of `seed` is accepted. If so, check that the grammar enforces the
+    schema.
+    """
     source = random.Random(seed)
     schema = an_object(source)
     referee = jsonschema.Draft202012Validator(schema)
