@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Is `--device cuda` right, and how near does it come to what the device can do? Not yet run on a GPU.
+# Checks the results of `--device cuda`, and compares its speed with the device's limits. Not yet run on a GPU.
 #
 #   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part, and .md
-#   benchmarks/gpu.sh --dry-run    the same code on the CPU, few and small; writes nothing
+#   benchmarks/gpu.sh --dry-run    the same code on the CPU, with few small inputs; writes nothing
 #
-# Needs Python 3.11 or newer with torch (PYTHON=… says which one); mmengine need not be installed. Where there
-# is no network, it takes what lies in the ignored folder .whl, which gpu_bring.py fills where there is one;
-# and FlashInfer's kernels, if they were built before, from .whl/aot/<module>/<module>.so: else it takes some
-# minutes to compile them, out of the nine. Without FlashInfer everything runs by Triton and torch.
+# Needs Python 3.11 or newer with torch (PYTHON=… names the interpreter); mmengine need not be installed. Missing
+# packages are installed from the wheels in the ignored folder .whl, which gpu_bring.py fills on a machine with a
+# network. Prebuilt FlashInfer kernels are taken from .whl/aot/<module>/<module>.so; otherwise compiling them takes
+# some of the nine minutes. Without FlashInfer, Triton and torch compute everything.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -24,7 +24,7 @@ if compgen -G "$root/.whl/*.whl" >/dev/null; then
             mkdir -p "$scratch/site/flashinfer/data"
             cp -r "$root/.whl/aot" "$scratch/site/flashinfer/data/"
         fi
-        # FlashInfer's CUDA norms need nothing beside it; what it compiles goes with the scratch folder.
+        # FlashInfer's CUDA norms need no other package. Compiled kernels are deleted with the scratch folder.
         export FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$scratch}
     else
         echo "the wheels in .whl are not for this Python: going on without them" >&2
@@ -32,10 +32,10 @@ if compgen -G "$root/.whl/*.whl" >/dev/null; then
 fi
 mkdir -p "$scratch/site"
 export PYTHONPATH=$root:$root/plugins:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
-# Nothing is fetched; and looking for GPUs leaves CUDA alone in the process that forks the others.
+# No download. torch counts GPUs through NVML, because the process that forks the parts must not load CUDA.
 export HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1
 "$PYTHON" -P "$root/benchmarks/gpu/setup.py" "$scratch/site"
-# Each part has a limit of its own, and all together what is left of the nine minutes; the JSON holds what was
-# found before. This is for a process that does not even end then.
+# check.py limits each part's time, and ends after the given seconds. `timeout` kills a check.py that hangs. The
+# JSON file then has the results of the earlier parts.
 timeout --signal=INT --kill-after=10 $((520 - SECONDS)) \
     "$PYTHON" -P "$root/benchmarks/gpu/check.py" --seconds $((500 - SECONDS)) "$@"

@@ -29,8 +29,8 @@ TITLE = "The first minutes with two billion weights, on a CPU"
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results" / "day_one_cpu.md"
 VOCABULARY = BENCHMARKS.parent / "build" / "vocabularies" / "ggml-vocab-qwen2.gguf"
-# Maximum ratios: cold load to a disk read, warm load to a copy in memory, private memory to weights and pool,
-# and time to the first token to transformers' time.
+# Maximum ratios. COLD: cold load / disk read. WARM: warm load / copy in memory. PRIVATE: private memory /
+# (weights + KV pool). FIRST: mmengine's time to the first token / transformers' time.
 COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6
 LIMIT_S = 1800.0  # maximum time for one process
 OURS, THEIRS = "mmengine", "transformers"

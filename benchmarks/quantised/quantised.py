@@ -235,7 +235,7 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 def _token_bytes(engine: "Engine", form: str) -> float:
     """Return the layers' and the head's weight bytes in memory. A step with one row reads each byte once."""
     built = engine.built
-    config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
+    config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # a DescribedPlugin
     heads = config.num_heads + 2 * config.num_kv_heads
     layer = (heads + config.num_heads) * config.head_dim + 3 * config.intermediate_size
     form = form.removesuffix(ROUNDED)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs the engines with which benchmarks/rivals/rivals_cpu.py compares mmengine: llama.cpp, compiled for this CPU,
-# and OpenVINO. They get an environment of their own in the ignored folder build/rivals, which uses the project's torch.
+# and OpenVINO. The engines get a separate environment in the ignored folder build/rivals, which uses the project's torch.
 #
 #   benchmarks/rivals/environment.sh      once; takes some 15 minutes on two cores, and 1.5 GB
-#   benchmarks/rivals/environment.sh mtmd once; llama.cpp with libmtmd alone, for images_cpu.py; some 10 minutes
+#   benchmarks/rivals/environment.sh mtmd once; only llama.cpp and its libmtmd, for images_cpu.py; some 10 minutes
 #
 # Needs the project's environment (PYTHON=… is its Python; default: .venv), cmake, ninja and a C++ compiler.
 set -euo pipefail
@@ -15,9 +15,9 @@ build=$root/build/rivals
 mkdir -p "$build"
 cd "$build"
 
-# llama.cpp in the version that llama-cpp-python contains. CMake compiles the sources here, so that the CPU for which
-# they are compiled is known; pip would not tell. CMake also builds llama.cpp's own benchmarks: ours must not measure a
-# lower speed for llama.cpp than they do.
+# llama.cpp in the version that llama-cpp-python contains. CMake compiles the sources for this CPU; pip would not show
+# for which CPU it compiles. CMake also builds llama.cpp's own benchmarks, to check that our benchmark measures no lower
+# speed for llama.cpp than they do.
 if [ ! -d llama_cpp_python ]; then
     "$PYTHON" -m pip download --quiet --no-deps --require-hashes --no-binary llama-cpp-python -d sdist \
         -r "$root/tests/gguf/vocabularies.txt"

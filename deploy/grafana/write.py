@@ -1,7 +1,7 @@
 """Write the dashboards next to this file: `python deploy/grafana/write.py`.
 
-mmengine.json queries mmengine's metric names. mmengine-vllm-names.json queries vLLM's, which a server also
-has with --metrics-compat vllm; it fits boards with engines of both kinds.
+mmengine.json queries mmengine's metric names. mmengine-vllm-names.json queries vLLM's names, which a server
+also exports with --metrics-compat vllm. This dashboard can show mmengine and vLLM side by side.
 """
 
 import json
