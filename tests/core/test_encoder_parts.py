@@ -210,6 +210,7 @@ def test_the_digest_covers_the_progress_of_an_item_in_parts():
 
 
 def test_a_step_of_a_part_alone_has_no_rows():
+    # The prompt begins with the image, so the first step only encodes a part, and the request has no row.
     bench = Bench(**PIECE)
     bench.submit(request("a", 12, media=[large(1, 0)]))
     first = bench.step()

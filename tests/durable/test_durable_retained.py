@@ -84,6 +84,7 @@ def asked(number):
 
 
 def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
+    # Three processes are killed, and a fourth finishes all requests. Most old segments are deleted meanwhile.
     folder, tokens = tmp_path / "log", {}
     for life in range(3):
         server = Server(folder, tokens)

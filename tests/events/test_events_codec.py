@@ -311,6 +311,7 @@ def test_a_lying_body_is_refused_without_memory(name):
 
 
 def test_an_outline_that_lies_is_refused_without_memory():
+    # The body claims a list with HUGE records.
     for body in (b"\xdd" + struct.pack(">I", HUGE), b"\xdd" + struct.pack(">I", HUGE) + b"\x94" * 1000):
         tracemalloc.start()
         try:
@@ -380,6 +381,7 @@ def test_a_body_of_very_many_tiny_values_is_refused_without_memory(field, monkey
 
 
 def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):
+    # `count` is the expected number: a list or dict counts as 1, plus its entries, keys and values.
     monkeypatch.setattr(codec, "LARGE", 0)
     shapes = [None, True, 5, -3, 300, 2**40, -(2**40), 1.5, "short", "x" * 40, "x" * 300, "x" * 70_000]
     shapes += [b"a", b"a" * 300, b"a" * 70_000, [1] * 20, list(range(70_000)), {"a": [1, {"b": 2.0}]}]

@@ -278,6 +278,7 @@ def test_cancellations_and_deadlines_hold_across_replicas():
 
 @pytest.mark.soak
 def test_the_last_replica_is_taken_though_it_was_dodged():
+    # A request avoids a replica that was lost, but returns to this replica if there is no other.
     async def go():
         one = replica("a")
         engine, carrier = fleet(one)
