@@ -172,7 +172,7 @@ def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
 
 
 def test_a_note_names_a_schema_that_is_too_long_to_count_in() -> None:
-    """A schema larger than 64 KiB is not written in Lark, so its digits are not limited."""
+    """A schema with more than MAX_HELD (65,536) characters is not rewritten to limit its digits."""
     names = {f"{number:04}" + "x" * 60: {"type": "integer"} for number in range(900)}
     text = normalize_schema({"type": "object", "properties": names}).text
     assert len(text) > MAX_HELD
