@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 import torch
 
 from mmengine.block_store.registry import BLOCK_STORES
@@ -22,7 +23,7 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import ModelPlugin, ModelSpec, Processor, Tokenizer, VisionLanguageModel
 from mmengine.models.read_ahead import reading_ahead
 from mmengine.models.reader import holds_codes
-from mmengine.models.registry import plugin_for
+from mmengine.models.registry import choose_plugin
 from mmengine.request import GrammarRequest
 from mmengine.runtime.device.cpu import available_memory
 from mmengine.runtime.device.dtypes import DTYPES, name_of
@@ -48,6 +49,8 @@ from mmengine.structured_output.rows.grammars import Grammars
 from mmengine.structured_output.rows.rows import RowMatchers
 
 MAX_LORAS = 8  # adapters per step if adapters are enabled and max_loras is not set
+
+operator_log = structlog.get_logger("mmengine.operators")
 
 
 @dataclass(slots=True)
@@ -116,7 +119,9 @@ def build(
         config = msgspec.structs.replace(config, max_loras=MAX_LORAS)
     try:
         folder = resolve_folder(model)
-        plugin = plugin_for(folder, config.model_impl)
+        plugin, refusal = choose_plugin(folder, config.model_impl)
+        if refusal:
+            operator_log.warning("transformers' modules serve the model", refusal=refusal)
         placement = _placement(device, dtype, attention, folder, config)
         _check_quantize(config, placement)
         with placement.device.current(), _weights_ahead(folder):

@@ -138,7 +138,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["auto", "native", "transformers"],
         described(
             "native: mmengine's own description of the architecture; transformers: transformers' modules; "
-            "auto: native if there is one."
+            "auto: native if that serves the model."
         ),
     ] = "auto"
     quantize: Annotated[

@@ -14,7 +14,7 @@ from mmengine.errors import ConfigError, ModelError
 from mmengine.models.layer_groups import block_groups
 from mmengine.models.loader import resolve_description
 from mmengine.models.plugin import ModelPlugin
-from mmengine.models.registry import load_plugins, plugin_for
+from mmengine.models.registry import choose_plugin, load_plugins
 from mmengine.models.spec import ModelSpec
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -58,7 +58,8 @@ def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
     folder, weight_bytes = resolve_description(name)
     architecture = _architecture(folder)
     try:
-        plugin, spec, refusal = _implementation(folder)
+        plugin, refusal = choose_plugin(folder)
+        spec = _describe(plugin, folder)
     except ModelError as error:
         return ModelReport(name, architecture, "none", refused=error.text, weight_bytes=weight_bytes)
     is_described = plugin in load_plugins().values()
@@ -71,7 +72,6 @@ def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
     command = ["mmengine", "serve", name, *(["--set", f"max_model_len={tokens}"] if context else [])]
     notes = _notes(spec)
     if refusal:
-        command += ["--model-impl", "transformers"]
         notes.append(f"mmengine's own implementation refuses it: {refusal}")
     return ModelReport(
         model=name,
@@ -92,24 +92,6 @@ def _architecture(folder: Path) -> str:
     names = read_model_json(folder, "config.json").get("architectures")
     found = names if isinstance(names, list) else []
     return ", ".join(str(each)[:100] for each in found[:8])
-
-
-def _implementation(folder: Path) -> tuple[ModelPlugin, ModelSpec, str]:
-    """Return (plugin, sizes, refusal) for a model. If mmengine's own implementation refuses the model but
-    transformers' modules can serve it, `refusal` is the reason; otherwise "". Raises ModelError if no plugin
-    serves the model.
-    """
-    plugin = plugin_for(folder)
-    try:
-        return plugin, _describe(plugin, folder), ""
-    except ModelError as error:
-        if plugin not in load_plugins().values():
-            raise
-        try:
-            hosted = plugin_for(folder, "transformers")
-            return hosted, _describe(hosted, folder), error.text
-        except ModelError:
-            raise error from None
 
 
 def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:

@@ -215,7 +215,7 @@ class Model:
         typer.Option(
             rich_help_panel=MODEL,
             help="Model implementation: native (mmengine's own), transformers (modules of "
-            "transformers), or auto (native if mmengine has one for the architecture).",
+            "transformers), or auto (native if that serves the model).",
         ),
     ] = "auto"
     tensor_parallel: Annotated[

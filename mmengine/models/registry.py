@@ -6,11 +6,11 @@ which runs transformers' modules, serves architectures that no other plugin supp
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import ModelError
-from mmengine.models.plugin import ModelPlugin
+from mmengine.models.plugin import ModelPlugin, ModelSpec
 from mmengine.registry import Registry
 
 CONFIG = "config.json"
@@ -40,30 +40,65 @@ class FallbackPlugin(ModelPlugin, Protocol):
     def check(self, folder: Path) -> None:
         """Raise ModelError, with the reason, if the plugin cannot serve the model in `folder`."""
 
+    def describe(self, folder: Path) -> ModelSpec:
+        """See ModelPlugin."""
+
+
+class Choice(NamedTuple):
+    """A model's plugin. `refusal`: why the architecture's own plugin does not serve the model, or ""."""
+
+    plugin: ModelPlugin
+    refusal: str
+
 
 def plugin_for(folder: Path, impl: ModelImpl = "auto") -> ModelPlugin:
+    """Return the plugin that `choose_plugin` chooses."""
+    return choose_plugin(folder, impl).plugin
+
+
+def choose_plugin(folder: Path, impl: ModelImpl = "auto") -> Choice:
     """Return the plugin that serves the `architectures` in a folder's config.json or in a GGUF file.
 
     `impl`: "native" requires a plugin that supports the architecture. "transformers" selects the fallback.
-    "auto" selects the fallback only if no plugin supports the architecture. Raises ModelError if the folder
-    is missing or has no model, if config.json is broken, or if the architecture is not served.
+    "auto" selects the fallback if no plugin supports the architecture, or if the plugin refuses a folder's
+    config (a sliding window, for example) and the fallback does not. Raises ModelError if the folder is
+    missing or has no model, if config.json is broken, or if the architecture is not served.
     """
     architectures = _architectures(folder)
     plugins = load_plugins()
     described = next((plugins[name] for name in architectures if name in plugins), None)
-    if described is not None and impl != FALLBACK:
-        return described
+    if described is not None and impl == "native":
+        return Choice(described, "")
+    if described is not None and impl == "auto":
+        return _described_or_fallback(described, folder)
     if not plugins:
         raise ModelError(
             f'no model plugin is installed: nothing registers an entry point in the group "{PLUGINS.group}"; '
             "install mmengine again"
         )
     if impl != "native":
-        return _fallback_for(folder)
+        return Choice(_fallback_for(folder), "")
     article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
     raise ModelError(
         f"{folder} is {article} {', '.join(architectures)}; mmengine serves {', '.join(sorted(plugins))}"
     )
+
+
+def _described_or_fallback(described: ModelPlugin, folder: Path) -> Choice:
+    """Return `described`, or the fallback if only the fallback can serve the config."""
+    describe = getattr(described, "describe", None)
+    if describe is None or is_gguf(folder):
+        return Choice(described, "")
+    try:
+        describe(folder)
+    except ModelError as refusal:
+        try:
+            fallback = _fallback_for(folder)
+            fallback.describe(folder)
+        except ModelError:
+            return Choice(described, "")  # Loading raises the plugin's error.
+        return Choice(fallback, refusal.text)
+    return Choice(described, "")
 
 
 def _fallback_for(folder: Path) -> FallbackPlugin:

@@ -75,7 +75,7 @@ def test_a_window_that_the_described_model_lacks_is_served_by_transformers(folde
     (tmp_path / "config.json").write_text(json.dumps(config))
     found, code = report(tmp_path)
     assert (code, found["implementation"], found["refused"]) == (0, "transformers", "")
-    assert found["command"].endswith("--model-impl transformers")
+    assert found["command"] == f"mmengine serve {tmp_path}"
     assert "own implementation refuses it" in found["notes"][-1] and "sliding_window" in found["notes"][-1]
 
 

@@ -10,6 +10,7 @@ import pytest
 from mmengine import registry as registries
 from mmengine.errors import ModelError
 from mmengine.models import loader, registry
+from tests.any_model.catalogue import write as write_hosted
 from tests.gguf.writing import model, vocabulary, weights, write
 
 
@@ -97,6 +98,23 @@ def test_the_fallback_serves_what_no_plugin_describes(install, tmp_path):
 
     assert registry.plugin_for(qwen) is registry.plugin_for(qwen, "native") is plugin
     assert registry.plugin_for(llama) is registry.plugin_for(llama, "transformers") is fallback
+
+
+def test_the_fallback_serves_a_config_that_the_plugin_refuses(install, tmp_path):
+    """Mistral's own plugin has no sliding windows. A config that the fallback refuses too stays with the
+    plugin, whose error names the field.
+    """
+    install("[mmengine.models]\nllama = mmengine_llama:plugin\n")
+    write_hosted("mistral", tmp_path)
+    from mmengine_llama import plugin
+    from mmengine_transformers import plugin as fallback
+
+    chosen = registry.choose_plugin(tmp_path)
+    assert chosen.plugin is fallback and "sliding_window 12 needs" in chosen.refusal
+    assert registry.plugin_for(tmp_path, "native") is plugin
+    config = json.loads((tmp_path / "config.json").read_text())
+    model_folder(tmp_path / "broken", config | {"num_key_value_heads": 3})
+    assert registry.choose_plugin(tmp_path / "broken") == (plugin, "")
 
 
 def test_folders_that_are_no_models(install, tmp_path):
