@@ -1,7 +1,7 @@
 """Run a benchmark: `python -m benchmarks NAME [arguments]`. Without a name, list all benchmarks.
 
-`python benchmarks NAME` also works, from any directory. Benchmarks start their worker processes this way,
-with a dotted module name such as `cpu.day_one_side`.
+`python benchmarks NAME` also works, from any directory. Benchmarks start worker processes in this form, with
+a dotted module name such as `cpu.day_one_side` as NAME.
 """
 
 import ast

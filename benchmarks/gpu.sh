@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the results of `--device cuda`, and compares its speed with the device's limits. Not yet run on a GPU.
 #
-#   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part, and .md
+#   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part, and .md last
 #   benchmarks/gpu.sh --dry-run    the same code on the CPU, with few small inputs; writes nothing
 #
 # Needs Python 3.11 or newer with torch (PYTHON=… names the interpreter); mmengine need not be installed. Missing

@@ -66,7 +66,7 @@ def main(
 
 
 def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
-    """Write a Qwen3 text model with random bfloat16 weights and the embedded checkpoint's tokenizer."""
+    """Write a Qwen3 text model with random bfloat16 weights and the included checkpoint's tokenizer."""
     from transformers import Qwen3Config, Qwen3ForCausalLM  # lazy: takes seconds
 
     from benchmarks.common.half_billion_model import write_random

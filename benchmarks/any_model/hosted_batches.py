@@ -60,7 +60,7 @@ TOWER = {
 def texts(folder: Path, num_tokens: int) -> Part:
     """Time 16 requests on the hosted model and with transformers' continuous batching.
 
-    `num_tokens`: the vocabulary size. The random prompts use token ids below this size.
+    `num_tokens`: the random prompts use token ids below this number.
     """
     asks = [random_texts(1, length, NUM_NEW, num_tokens, seed=length)[0] for length in LENGTHS]
     ours, answers = _answers(folder, asks)

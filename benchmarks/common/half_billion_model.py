@@ -2,10 +2,10 @@
 
 Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, intermediate size 3072,
 vocabulary size 65,536, tied head, 381.7 M weights. Vision: 12 layers, hidden size 768. Tokenizer and
-processor come from the embedded checkpoint. With ordinary random weights the model would repeat one token
+processor come from the included checkpoint. With ordinary random weights the model would repeat one token
 forever, and a comparison of tokens would detect no error. Therefore the embedding is small compared with the
-layers' outputs. The norm weights for q and k are about 1. With 2, the outputs would be larger still, but
-rounding to bfloat16 alone would change two tokens in three.
+layers' outputs. The norm weights for q and k are about 1: with weights of about 2, these outputs would be
+larger still, but rounding to bfloat16 alone would change two tokens in three.
 """
 
 import json
@@ -72,7 +72,7 @@ def cached_folder() -> Path:
 
 
 def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> None:
-    """Write the config, random weights, and the embedded checkpoint's processor files to `folder`. Tests
+    """Write the config, random weights, and the included checkpoint's processor files to `folder`. Tests
     override sizes in the config with `text` and `vision`.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds

@@ -93,7 +93,7 @@ def make(
 ) -> None:
     """Write a checkpoint to `folder`. `sizes`: overrides the 2B model's text sizes.
 
-    `vocabulary`: a GGUF file with Qwen's vocabulary, or None for the embedded checkpoint's small vocabulary.
+    `vocabulary`: a GGUF file with Qwen's vocabulary, or None for the included checkpoint's small vocabulary.
     `layers`, `tower_layers`: override the number of layers in the text model and in the vision tower.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds

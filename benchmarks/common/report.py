@@ -158,8 +158,8 @@ def finish(
     options: argparse.Namespace,
     more_facts: Sequence[str] = (),
 ) -> None:
-    """Print a benchmark's tables and its missed targets. The printed facts state a single thread, so the
-    benchmark must have run on one thread.
+    """Print a benchmark's tables and its missed targets. The benchmark must have run on a single thread,
+    because the output names one thread.
 
     `options.out`: a Markdown file for the tables, or None. `options.json`: whether to print the targets as a
     JSON line too.

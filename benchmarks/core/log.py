@@ -2,7 +2,7 @@
 
     python -m benchmarks log [--quick] [--json]
 
-    append    time to append and commit one decode step of 256 rows, without pause and once every 5 ms
+    append    time to append and commit one decode step of 256 rows, back to back and once every 5 ms
     size      bytes per generated token, when all rows decode
     scan      records read per second, with checks of framing and checksums (as in a recovery)
     read      records read per second, with all events decoded

@@ -2,7 +2,7 @@
 
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR] [--loads NAME ...]
 
-The engine serves the embedded checkpoint on a CPU under five loads. Each load has its own log, and requests
+The engine serves the included checkpoint on a CPU under five loads. Each load has its own log, and requests
 arrive at random times. Alternate slices of a log form two halves. A simulation with the step times of one
 half predicts the latencies in the other half, and the benchmark compares them with the logged latencies
 (mmengine/replay/rerun/calibration.py).

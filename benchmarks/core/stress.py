@@ -3,8 +3,8 @@
     python -m benchmarks stress [--requests N]
 
 Six runs preempt by recompute or by swap: plain, with drafts, and with two steps in flight. Every run writes a
-log to disk. The simulated model's tokens depend on every KV slot that a request reads. All answers are
-compared with the answers to requests that run alone, and the logs are verified. Exits with 1 when anything
+log to disk. The simulated model's tokens depend on every KV slot that a request reads. Each answer is
+compared with the request's answer when it runs alone, and the logs are verified. Exits with 1 when anything
 differs.
 
     --traces DIR   also run every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish,

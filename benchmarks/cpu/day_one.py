@@ -3,7 +3,7 @@
     python -m benchmarks day_one # half an hour, 5 GB of disk, writes benchmarks/results/day_one_cpu.md
     python -m benchmarks day_one --quick # a small model; only tests that everything runs
     python -m benchmarks day_one --telephone 900 # also a photograph of 4,000 x 3,000, for at most 900 s
-    python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2 # for machines that need hours
+    python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2 # on a slow machine
 
 The benchmark writes a checkpoint folder with Qwen3-VL-2B's shapes and vocabulary. The weights are random
 bfloat16 numbers, in shards as on the hub. mmengine and transformers load the folder and answer in separate

@@ -192,7 +192,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        # The parent process reads this line even if the time limit ends this process.
+        # Shows progress in a run by hand; the benchmark reads only the last line.
         print(json.dumps(found.first_s), flush=True)
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))

@@ -45,7 +45,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def make(folder: Path, sizes: dict[str, Any]) -> None:
-    """Write a model folder: config, weights, and the embedded checkpoint's tokenizer."""
+    """Write a model folder: config, weights, and the included checkpoint's tokenizer."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_folder(None) / name, folder)

@@ -138,7 +138,7 @@ class Pair:
 
         if self._reference is None:
             return self._alone(rows, num_steps)
-        num_new = num_steps + max(WANTED)  # the first rows to start generate more tokens than the last row
+        num_new = num_steps + max(WANTED)  # rows that start early generate more tokens than the last row
         asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
         inputs = make_inputs([ask.prepared for ask in asks])

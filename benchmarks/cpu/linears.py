@@ -6,7 +6,7 @@
 
 The 24 layers (2,048 x 4,096) exceed every CPU cache. torch computes in bfloat16. Each figure is the minimum
 over several rounds. In the output, "rows too" means that the inputs are also quantised to int8. "share of a
-read" is the time in which torch sums the same bytes, divided by the layers' time.
+read" is the time in which torch sums as many bytes as the layers have, divided by the layers' time.
 """
 
 import argparse

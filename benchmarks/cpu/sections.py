@@ -1,4 +1,4 @@
-"""Sections of the throughput benchmark with the embedded checkpoint: mixed requests, and decoding alone."""
+"""Sections of the throughput benchmark with the included checkpoint: mixed requests, and decoding alone."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -23,9 +23,7 @@ Tick = Callable[[], None]
 
 
 class MixedRun:
-    """Measures mixed requests in mmengine and in transformers, which runs them both singly and in padded
-    batches.
-    """
+    """Measures mixed requests in mmengine, and in transformers one by one and in padded batches."""
 
     title = "mixed requests"
 
@@ -154,7 +152,7 @@ class DecodeRuns:
         return Sample(min(step.wall for step in steps), min(step.cpu for step in steps))
 
     def _ratio(self, mine: int, theirs: int) -> float:
-        """Return mmengine's tokens per second with `mine` rows over transformers' with `theirs` rows."""
+        """Return mmengine's tokens per second with `mine` rows / transformers' with `theirs` rows."""
         ours, other = self._best("mmengine", mine), self._best("transformers", theirs)
         return (mine / ours.wall) / (theirs / other.wall)
 

@@ -17,7 +17,7 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
 Steps = list[list[tuple[int, int]]]  # for each step: (row, number of tokens) pairs
-DRAFTED = 4  # how many last tokens each row decodes in single steps or verifies together as drafts
+DRAFTED = 4  # number of last tokens per row: decoded one per step, or verified together as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:

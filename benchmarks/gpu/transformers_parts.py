@@ -51,7 +51,7 @@ def ours(name: str, tell: PartReporter) -> None:
 
 
 def by_generate(name: str, tell: PartReporter) -> None:
-    """Measure transformers' `generate`: all image requests in a batch, and an eighth sent one by one."""
+    """Measure transformers' `generate`: all image requests in a batch, and an eighth of them one by one."""
     shape, _, images = _asks(name, tell.dry)
     rival = transformers_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]

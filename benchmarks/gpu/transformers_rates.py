@@ -106,7 +106,7 @@ def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[st
     second).
 
     The first run uses transformers' default options; on a GPU, two more runs set other options. If a run
-    fails, the error text replaces the figure. Without the packages flash-attn or `kernels`, transformers uses
+    fails, the error text replaces the figure. Unless flash-attn or `kernels` is installed, transformers uses
     torch's SDPA with masks.
     """
     yield "as it chooses", _rate_or_why(rival, asks, {})

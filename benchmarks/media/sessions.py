@@ -1,6 +1,6 @@
 """Measure the time to the first token of a question about video frames, in a session and as a cold request.
 
-    python -m benchmarks sessions --threads 1                        # the embedded checkpoint
+    python -m benchmarks sessions --threads 1                        # the included checkpoint
     python -m benchmarks sessions --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
 A session gets the frames one after another, as from a camera, and then the question. The cold request has the

@@ -97,7 +97,7 @@ def compare_texts(rows: Rows, folder: Path, theirs: dict[str, Any]) -> None:
 
 
 def compare_images(rows: Rows, folder: Path, pictures: Sequence[Path], theirs: dict[str, Any]) -> None:
-    """Compare the image models: an embedding model and a reranker with the embedded checkpoint's weights."""
+    """Compare the image models: an embedding model and a reranker, with the included checkpoint's weights."""
     from mmengine import Engine
     from tests.clients.pooled_models import OPTIONS
     from tests.pooling.pooled_folders import media_folder, media_outputs, unit

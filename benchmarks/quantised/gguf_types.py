@@ -6,11 +6,11 @@
 `--resume` continues an interrupted run.
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. tests/gguf/quantising.py
-rounds its matrices to each other type that the engine reads. With each instruction set of this CPU, the
-engine loads each file in float32 and in bfloat16, and reads 512 tokens from a page in docs/. Each next-token
-distribution is compared with two references in float32 from dequantised weights. The reference from the same
-file shows the error of the computation. The reference from the original Q4_1 file also shows the type's
-rounding.
+rounds the model's matrices to every other type that the engine reads. With each instruction set of this CPU,
+the engine loads each file in float32 and in bfloat16, and reads 512 tokens from a page in docs/. Each
+next-token distribution is compared with two references in float32 from dequantised weights. The reference
+from the same file shows the error of the computation. The reference from the original Q4_1 file also shows
+the type's rounding.
 """
 
 import gc
