@@ -18,7 +18,7 @@ ERROR_TOKEN = -1  # in a result's `token_ids`: the row's logits are not finite
 NO_DRAFT = -1  # in an array of drafts: the row has no draft at this position
 CUT = "cut"  # kind of stop: a stop string ended the text before the text satisfied its grammar
 REPETITION = "repetition"  # kind of stop: the text repeated itself
-# Kind of stop: the text repeated itself, and the engine then completed the text by its grammar.
+# Kind of stop: the text repeated itself, and the engine then completed the text as its grammar requires.
 REPETITION_CLOSED = "repetition_closed"
 PADDING = -1  # fills arrays of ids after a row's last id, and marks the place for a draft
 
@@ -178,7 +178,7 @@ class PromptLogprobs(NamedTuple):
     """The logprobs of one prompt's n tokens.
 
     Each position has 1 + k entries: the prompt token, then the k likeliest tokens in descending order. The
-    first prompt token has no logprobs. `row`: an index among the rows that sampled.
+    first position has NaN as logprobs. `row`: an index among the rows that sampled.
     """
 
     row: int
@@ -231,7 +231,7 @@ class StepResult(msgspec.Struct, eq=False):
     num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
     drafters: np.ndarray | None = None  # int32 [s], number of the drafter of each row; None: drafter 0
     draft_ns: int = 0  # time for proposing the drafts, included in `device_ns`
-    host_ns: int = 0  # time of this process since the previous result; 0: unknown
+    host_ns: int = 0  # this process's time between the previous step and this step; 0: unknown
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # for prompts that ended in this step
     pooled: tuple[PooledVector, ...] = ()  # one vector for each row in `plan.pool`
 

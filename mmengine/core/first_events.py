@@ -14,7 +14,7 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """Return the request's QUEUED event with the values that a log reader would return. Raises InvalidRequest
+    """Return the request's QUEUED event as a reader of the log would decode the event. Raises InvalidRequest
     for a value that a log cannot contain.
     """
     try:

@@ -1,7 +1,7 @@
 """Requests blocks from a block store, writes computed blocks, and sets a deadline for each reply.
 
 A request waits for the store twice: first for the number of available blocks, then for the fetched blocks.
-Each wait ends after `fetch_timeout_s`, even if the store and all its client's threads hang.
+Each wait ends after `fetch_timeout_s`, even if the store and all threads of its client hang.
 """
 
 import numpy as np

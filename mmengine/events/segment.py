@@ -6,7 +6,7 @@ r"""Reads segments, the files of a log. A segment's name is the number of its fi
 
 Header and footer have 64 bytes each, little endian, with a CRC-32 over their other bytes.
 
-    magic "mmlog\\r\\n\\x1a" | format u16 | header size u16 | reserved u32 | first sequence u64
+    magic "mmlog\r\n\x1a" | format u16 | header size u16 | reserved u32 | first sequence u64
     wall clock ns u64 | mono ns u64 | engine version, 20 bytes of ASCII | crc32 u32
 
     magic "mmlogend" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64

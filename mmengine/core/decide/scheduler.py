@@ -9,7 +9,7 @@ that may occur any number of times:
     STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-A block that an event schedules can therefore be a prefix hit for a later event in the same step. There is no
+A block that one event fills can therefore be a prefix hit for a later event in the same step. There is no
 prefill or decode phase: a step computes known tokens without KV, up to the token budget. The order under
 vLLM's rules differs (core/decide/vllm/scheduler.py).
 

@@ -1,5 +1,6 @@
 """Finds the first token that a waiting request must compute. Earlier tokens come from prefix hits, from the
-group leader's prompt, or from KV in host memory.
+group leader's prompt, or from KV in host memory. The group leader is the earlier request with the same prompt
+that `Request.group` names.
 """
 
 from typing import NamedTuple

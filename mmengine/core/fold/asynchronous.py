@@ -36,7 +36,7 @@ def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> No
 
 
 def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
-    """Return each row's number of computed tokens, int32. Drafts that may still be rejected do not count."""
+    """Return each row's number of computed tokens, int32, without drafts that may still be rejected."""
     tokens = np.zeros(state.config.num_rows, np.int32)
     tokens[flight.sampled] = 1 if counts is None else counts
     return state.num_computed[flight.rows] - state.num_pending[flight.rows] - tokens[flight.rows]

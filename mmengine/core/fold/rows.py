@@ -156,7 +156,7 @@ def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks.
 
-    Rows with one new full block from `plain_from` on (no media, salt or adapter in the block's hash) are
+    Rows with only one new full block, without media, salt or adapter in the block's hash (`plain_from`), are
     processed together, which is faster. All other rows are processed one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
@@ -320,8 +320,8 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def leave_step(state: State, req_state: RequestState) -> None:
-    """Remove a preempted row from the open step, and return its tokens and embeddings to the step's budgets.
-    The step still encodes the row's media items, although their embeddings no longer count.
+    """Remove a preempted row from the open step, and return its tokens and embeddings to the step's budgets,
+    although the step still encodes the row's media items.
     """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])

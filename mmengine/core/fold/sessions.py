@@ -1,4 +1,6 @@
-"""Applies events about sessions: changes to a session's tokens and leased blocks."""
+"""Applies events about sessions. The events change a session's tokens and its lease, the blocks that the
+session protects from eviction.
+"""
 
 import msgspec
 import numpy as np

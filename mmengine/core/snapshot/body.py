@@ -77,7 +77,7 @@ class Pool(msgspec.Struct, array_like=True):
 
     `stack`, `queue`: the live entries of the free list's two parts. `blocks`: the blocks with cached
     content; `content`, `parent`, `tokens` and `key` describe these blocks in the same order. `twins`:
-    groups of blocks with equal content. Lookups return only one block of each group.
+    groups of blocks with equal content, each without the block that lookups return.
     """
 
     references: bytes

@@ -19,8 +19,8 @@ ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
 WINDOW = 16  # number of steps between reviews while no request arrives
-# Number of steps without drafts after drafting is turned off. Also the maximum number of steps between a
-# batch change and the next review.
+# Minimum number of steps without drafts after drafting is turned off. Also the maximum number of steps
+# between a batch change and the next review.
 SETTLED = 32
 MAX_EMPTY = 4  # after this many consecutive steps in which drafters find nothing, the level has failed
 _COUNTERS = (

@@ -82,8 +82,8 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return the number of steps, each `plain_ns` long, until this bucket's next trial. Another bucket's
-        wait also counts if that bucket has at most 1.5 times this bucket's rows.
+        """Return the number of steps, each `plain_ns` long, until this bucket's next trial. A longer wait of
+        another bucket also applies, if that bucket has at most 1.5 times this bucket's rows.
         """
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]

@@ -11,7 +11,8 @@ to be accepted. The estimated probability for draft j is p^j, with p per row and
 
 A trial turns drafts on, to measure whether drafts save time compared with the preceding steps. A trial that
 loses too much time ends immediately. The larger the loss, the longer the wait before the next trial
-(draft_trials.py). A loss is also assumed for larger batches, and a gain for smaller batches.
+(draft_trials.py). A loss at one batch size is also assumed for larger batches, and a gain for smaller
+batches.
 
 A level change costs time, because a new drafter must first read the tokens so far. The level is therefore
 reviewed only when requests arrive, and every few steps. A shrinking batch keeps its level.

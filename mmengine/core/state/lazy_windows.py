@@ -39,7 +39,7 @@ class LazyWindowIndex(WindowIndex):
 
     def __init__(self, num_blocks: int, num_groups: int):
         super().__init__(num_blocks, num_groups)
-        self._blocks_of: dict[int, dict[int, None]] = {}  # key -> blocks in recorded order
+        self._blocks_of: dict[int, dict[int, None]] = {}  # key -> blocks, first recorded first
 
     def find(self, contents: np.ndarray) -> np.ndarray:
         keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]

@@ -21,7 +21,7 @@ from mmengine.request import Request
 AHEAD = "ahead"  # the step was decided while another step ran
 # Reasons why a step was not decided while another step ran (values of a metric's label).
 DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
-GRAMMAR_ROWS = "forms"  # a row's grammar must be completed within its budget (`on_truncation` "close")
+GRAMMAR_ROWS = "forms"  # a row's answer is completed at its token limit (`on_truncation` "close")
 BLOCKS = "blocks"  # a request must be preempted, but a preemption frees no blocks while a step runs
 ALONE = "alone"  # no step was running, or no request could be scheduled
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)

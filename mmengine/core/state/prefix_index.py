@@ -147,8 +147,8 @@ class PrefixIndex:
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Record the contents of n blocks from different rows, and return their content ids, int64 [n].
 
-        The blocks were filled by decoding, so they have no extra digests. `blocks`: int32 [n]. `parents`:
-        content ids, int64 [n]. `tokens`: int32 [n, width].
+        The blocks have no extra digests. `blocks`: int32 [n]. `parents`: content ids, int64 [n]. `tokens`:
+        int32 [n, width].
         """
         if len(blocks) < _FEW:
             columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
@@ -243,7 +243,7 @@ class PrefixIndex:
     ) -> None:
         """Restore a saved index into this empty index. `blocks`: the saved blocks, intp. `columns`: the
         values for `blocks` in the arrays that `columns()` returned. `twins`: groups of blocks with equal
-        content.
+        content, each without the block that lookups return.
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values

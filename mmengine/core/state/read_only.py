@@ -106,8 +106,8 @@ class RequestView(ReadOnly):
 
 
 class RequestsByRow(Protocol):
-    """The type for `State.requests_by_row`: the request in each row. A free row contains None, but callers
-    never read free rows.
+    """The type for `State.requests_by_row`: the request in each row. The type leaves out None, the value in a
+    row without a request.
     """
 
     @overload

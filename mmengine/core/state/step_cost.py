@@ -2,8 +2,8 @@
 
 A bucket groups steps with similar row counts. Each bucket keeps its last MEMORY steps without drafts, and its
 last MEMORY steps with drafts for each draft level. At level n, the drafters with the numbers 0 to n propose
-drafts. With two steps in flight, the loop waits for a step's end before drafters run. Such a step counts as a
-step with drafts, even if no row has drafts.
+drafts. With two steps in flight, the loop must wait for a step's end before drafters run. A step after which
+drafters run therefore counts as a step with drafts, even if no row has drafts.
 
 A draft level's gain is its throughput divided by the throughput without drafts. The time without drafts is
 the lower quartile of the bucket's kept times. Outliers count as 1.5 times the usual time. A bucket with too

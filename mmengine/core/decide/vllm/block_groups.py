@@ -30,8 +30,8 @@ def active_rows(view: View, wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blocks_of_row(view: View, row: int, count: int) -> np.ndarray | None:
-    """Return the blocks that the row gets, `count` per group, int32, in the same order as `by_number`. The
-    blocks that the row's windows have passed count as free. Returns None if too few blocks are free.
+    """Return the blocks that the row gets, `count` per group, int32, in the order of `by_number`. The blocks
+    that the row's windows have passed count as free. Returns None if too few blocks are free.
     """
     settled = int(settled_tokens(view, np.array([row]))[0])
     front, back = view.blocks.order_after_release(view.windows.skipped(row, settled))
@@ -43,16 +43,16 @@ def blocks_of_row(view: View, row: int, count: int) -> np.ndarray | None:
 
 
 def by_number(view: View, blocks: np.ndarray) -> np.ndarray:
-    """Return a row's new blocks in the order that ADMITTED and SCHEDULED use: sorted by block number, then by
-    group. `blocks`: in vLLM's order, group by group.
+    """Return a row's new blocks in the order that ADMITTED and SCHEDULED use: by position in the block table,
+    then by group. `blocks`: in vLLM's order, group by group.
     """
     of_group = blocks.reshape(view.num_groups, len(blocks) // view.num_groups)
     return of_group[np.asarray(view.windows.order)].T.ravel()
 
 
 def with_blocks_by_number(view: View, admitted: ev.Admitted) -> ev.Admitted:
-    """Return `admitted` with its new blocks sorted by `by_number`. `admitted` lists the blocks group by
-    group.
+    """Return `admitted` with its new blocks in the order of `by_number`. `admitted` lists the blocks group
+    by group.
     """
     new = np.frombuffer(admitted.new_blocks, np.int32)
     return replace(admitted, new_blocks=by_number(view, new).tobytes())

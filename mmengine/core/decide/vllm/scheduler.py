@@ -1,9 +1,9 @@
 """A scheduler with vLLM's rules: schedules running rows one after the other, then admits waiting requests.
 
 If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
-PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. A chunk may evict encoder
-outputs and then not run. EVICTED records these evictions. The rules follow vLLM 0.33, except where vLLM is
-known to hang. versions.py reproduces single versions exactly.
+PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. EVICTED records encoder
+outputs that were evicted for a chunk that then could not be scheduled. The rules follow vLLM 0.33, except
+where vLLM is known to hang. versions.py reproduces single versions exactly.
 """
 
 from collections.abc import Callable
