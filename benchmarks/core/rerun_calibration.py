@@ -3,9 +3,9 @@
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR] [--loads NAME ...]
 
 The engine serves the included checkpoint on a CPU under five loads. Each load has its own log, and requests
-arrive at random times. Alternate slices of a log form two halves. A simulation with the step times of one
-half predicts the latencies in the other half, and the benchmark compares them with the logged latencies
-(mmengine/replay/rerun/calibration.py).
+arrive at random times. The log's odd slices form one half, its even slices the other. A simulation with the
+step times of one half predicts the latencies in the other half, and the benchmark compares them with the
+logged latencies (mmengine/replay/rerun/calibration.py).
 
 On a busy machine, use `--clock cpu`. The log's clock then counts this process's CPU time.
 """

@@ -5,12 +5,12 @@ tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py
 results is a task, a number of rows and a drafter. Runs with and without drafts alternate. The drafter `auto`
 uses estimated goodput to decide how many drafts are verified. The other drafters verify all drafts.
 
-Decoding is greedy, in float32, on one thread. Times are the process's CPU time. A result is the median ratio
-over the rounds. The interval is the bootstrapped 95 % interval. With fewer than six rounds, the interval is
-the range from the smallest to the largest ratio. The drafter `suffix` drafts only from earlier answers in the
-same cell. When a cell's prompts repeat, a new cache salt hides the earlier answers from `suffix`. "kept" is
-the acceptance rate: accepted drafts / verified drafts. "tokens a pass" includes the sampled token after the
-drafts.
+Decoding is greedy, in float32, on one thread. Times are the process's CPU time. A result is the median over
+the rounds of the speedup by drafts. The interval is the bootstrapped 95 % interval. With fewer than six
+rounds, the interval is the range from the smallest to the largest speedup. The drafter `suffix` drafts only
+from earlier answers in the same cell. When a cell's prompts repeat, a new cache salt hides the earlier
+answers from `suffix`. "kept" is the acceptance rate: accepted drafts / verified drafts. "tokens a pass"
+includes the sampled token after the drafts.
 
     --batch 1,4    rows (default: 1, 4, 16 and 64)
     --tasks LIST   some of texts, forms

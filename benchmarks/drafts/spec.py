@@ -19,7 +19,7 @@ These cells measure the cost of loaded drafters, but not the time for deciding h
 
 Decoding is greedy, in float32, on one thread. Every round generates new pictures and texts, because some
 drafters search past answers. Times are the process's CPU times up to the last token: "decoding" begins after
-the prefill, "whole" with the first submit. A result is the median of the rounds' ratios, with its
+the prefill, "whole" with the first submit. A result is the median of the rounds' speedups, with its
 bootstrapped 95 % interval. A target is missed if the upper end of the interval is below the target. "length"
 is the mean number of accepted drafts per row and pass; "with bonus" adds the token that is sampled after the
 drafts. "equal" counts answers with the same tokens as without drafts.

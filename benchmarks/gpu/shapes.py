@@ -50,8 +50,8 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     )
 
 
-# The sizes are written from memory. Only the shared fields in `_shape` were compared with a published config
-# (4B), and they agree.
+# The sizes are not copied from published configs. Only the shared fields in `_shape` were compared with a
+# published config (4B), and they agree.
 SHAPES = {
     "2B": _shape(
         {
