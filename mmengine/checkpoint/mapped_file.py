@@ -25,8 +25,7 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Drop the process's pages that lie wholly within these bytes. Call this method for bytes that are
-        not needed again soon.
+        """Drop the process's pages that lie wholly within a byte range that is not needed again soon.
 
         The data stays in the page cache as long as memory suffices.
         """

@@ -1,4 +1,4 @@
-"""Maps the tensor names in files to canonical names, because programs save a tensor under different names."""
+"""Maps tensor names in files to canonical names, because programs name the same tensor differently."""
 
 import re
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ class TensorEntry:
         return False
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) as float32 values, with indices as `coded` does. Raises ModelError."""
+        """Yield rows [begin, end) as float32 values, in pairs like `coded`. Raises ModelError."""
         raise NotImplementedError(f"{self.stored_name} is stored as plain numbers")
 
     @property
@@ -108,8 +108,10 @@ class TensorEntry:
         return None
 
     def block_rows(self, begin: int, end: int, signed: bool = False) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) as uint8 [m, bytes per row], with their indices as `coded` does. `signed`:
-        whether to refuse the int8 code -128, which no valid Q8_0 tensor contains. Raises ModelError.
+        """Yield rows [begin, end) as uint8 [m, bytes per row], in pairs like `coded`.
+
+        `signed`: whether to refuse the int8 code -128, which no valid Q8_0 tensor contains. Raises
+        ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 

@@ -50,7 +50,7 @@ class Projector(ABC):
 
     @abstractmethod
     def limits_text(self) -> str:
-        """Return a text, for messages, with the projector's name and the settings that the subclass adds."""
+        """Return the projector's name and the settings that the subclass adds, as text for messages."""
 
     def name_of(self, stored: str) -> str:
         """Return the transformers name for a projector's tensor. An unknown name stays unchanged."""

@@ -1,11 +1,12 @@
 """Reads hybrid models from GGUF files (architectures qwen35 and qwen35moe): config fields, tensor names and
 tensor values.
 
-The file's values differ from transformers' in four ways. Norms are stored with 1 added, except the delta
-net's norm. `ssm_a` is -exp(A_log). The convolution's weight has two dimensions instead of three. The delta
-net's value heads are tiled: value head h uses key head h % number of key heads. mmengine keeps this order
-(`tiled` in models/decoder/config.py), because reordering the columns of `ssm_out` would split quantised
-blocks. The last layers in the file are the multi-token-prediction heads, if the model has any.
+The file's values differ from transformers' in five ways. Norms are stored with 1 added, except the delta
+net's norm. `ssm_a` is -exp(A_log). The convolution's weight has two dimensions instead of three. The shared
+expert's gate may have one dimension instead of two. The delta net's value heads are tiled: value head h uses
+key head h % number of key heads. mmengine keeps this order (`tiled` in models/decoder/config.py), because
+reordering the columns of `ssm_out` would split quantised blocks. The last layers in the file are the
+multi-token-prediction heads, if the model has any.
 """
 
 import re
@@ -79,7 +80,7 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str]:
 
 
 def hybrid_name(name: str, num_layers: int) -> str:
-    """Return a tensor's name in transformers' folders. Layers from `num_layers` on become `mtp.layers`."""
+    """Return a tensor's name in transformers' files. Layers from `num_layers` on become `mtp.layers`."""
     if (found := _LAYER.match(name)) is None or (layer := int(found[1])) < num_layers:
         return name
     return f"mtp.layers.{layer - num_layers}.{name[found.end() :]}"

@@ -9,10 +9,10 @@ from mmengine.checkpoint.gguf.container import Container, StoredArray
 from mmengine.checkpoint.gguf.projector import MAX_SIZE, POSITIONS, Json
 from mmengine.checkpoint.gguf.qwen_vl import QwenProjector, media_text_config, media_token_ids
 
-VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}  # Limits on the pixels in all frames together.
+VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}  # Limits on a video's pixels, all frames together.
 _DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 _DEEP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
-# model_type of a hybrid text model -> its architecture with images.
+# model_type of a hybrid text model -> architecture of the vision-language model.
 _HYBRIDS = {
     "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForConditionalGeneration",

@@ -47,7 +47,7 @@ def sentence_piece_parts(
 
 def merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return all pairs of normal tokens that join to a normal token, by descending score of the joined token.
-    Joined tokens longer than _LONGEST are left out, because the time grows with the square of the length.
+    Tokens longer than _LONGEST are not split, because the time grows with the square of a token's length.
     """
     score_of = {
         token: score for token, kind, score in zip(tokens, types, scores, strict=True) if kind == NORMAL

@@ -10,7 +10,7 @@ EPS = 1e-6  # transformers' default epsilon.
 
 @dataclass(frozen=True, slots=True)
 class SiglipProjector(Projector):
-    """A projector whose tower is a SigLIP."""
+    """A projector whose tower is a SigLIP encoder."""
 
     parts: ClassVar[dict[str, str]] = {
         "attn_q": "self_attn.q_proj",
@@ -24,7 +24,7 @@ class SiglipProjector(Projector):
     }
 
     def image_size(self) -> int:
-        """Return the width and height of an image in pixels."""
+        """Return the side of the square images that the tower takes, in pixels."""
         return self.fields().integer("image_size", 1, 4096)
 
     def eps(self) -> float:

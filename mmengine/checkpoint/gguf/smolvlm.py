@@ -10,7 +10,7 @@ from mmengine.checkpoint.gguf.siglip import EPS, SiglipProjector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
-WRITTEN_EPS = 1e-5  # The converter writes this epsilon for a model without an epsilon.
+WRITTEN_EPS = 1e-5  # The converter writes this value if the model's config has no epsilon.
 
 
 @dataclass(frozen=True, slots=True)

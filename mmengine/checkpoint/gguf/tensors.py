@@ -91,7 +91,7 @@ class GGUFEntry(TensorEntry):
         ModelError if the file cannot be read.
         """
         row_values = self.num_values // self.shape[0]
-        if row_values % self.type.values:  # The tensor is a vector, so a row is a single value.
+        if row_values % self.type.values:  # A vector's row is a single value, not a whole block.
             yield 0, self._read(0, self.num_values)[self._order()[begin:end]]
             return
         step, order = max(1, PIECE_VALUES // row_values), self._order()
@@ -206,8 +206,8 @@ def tensor_entries(
     """Return every tensor by its canonical name (checkpoint/names.py).
 
     `canonical_name` and `paired_heads` are functions that take a transformers name
-    (`model.layers.0.self_attn.q_proj.weight`). `parts`: see `plain_name`. Raises ModelError if the rows
-    cannot be divided by the heads.
+    (`model.layers.0.self_attn.q_proj.weight`). `parts`: see `plain_name`. Raises ModelError if a tensor's
+    rows cannot be divided evenly among its heads.
     """
     entries: dict[str, GGUFEntry] = {}
     for name, tensor in _each_expert(container, parts):
@@ -257,7 +257,7 @@ def plain_name(stored: str, parts: Mapping[str, str] = PARTS) -> str:
 
 
 def tensor_entry(tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
-    """Return the entry for a tensor. Raises ModelError if the rows cannot be divided by the heads."""
+    """Return a tensor's entry. Raises ModelError if the rows cannot be divided evenly among the heads."""
     if paired_heads and tensor.shape[0] % (2 * paired_heads):
         raise ModelError(
             f"{tensor.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which cannot be divided by "

@@ -176,9 +176,9 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids of the tokens that end an answer: the ids in the file's keys _ENDS, then control tokens
-    with a name in _END_NAMES. An ordinary token with such a name does not end an answer: Qwen2.5 may write
-    `</s>` in a text about HTML.
+    """Return the ids of the tokens that end an answer: the ids under the file's keys in _ENDS, then control
+    tokens with a name in _END_NAMES. An ordinary token with such a name does not end an answer: Qwen2.5 may
+    write `</s>` in a text about HTML.
     """
     ids, (tokens, types) = token_ids(container), _tokens(container)
     named = [ids[name] for name in _ENDS if name in ids]
