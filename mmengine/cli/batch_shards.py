@@ -23,7 +23,7 @@ from mmengine.events.lock import is_locked, lock
 from mmengine.serve.batch.progress import RequestIndex, answered_in
 from mmengine.serve.batch.request_file import Shard
 
-LOOK_AGAIN_S = 1.0  # Seconds between two checks of the shards of other processes.
+LOOK_AGAIN_S = 1.0  # Seconds between two checks of other processes' shards.
 _CHUNK = 2**20
 RunShard = Callable[[Path, Path, Shard], int]  # Takes a shard's answer file and log; returns the exit code.
 
@@ -145,6 +145,6 @@ def answers_of(out: Path, shard: Shard) -> Path:
 
 
 def num_answer_bytes(out: Path, count: int) -> int:
-    """Return the number of bytes of answers that all shards together have written so far."""
+    """Return how many bytes of answers all shards together have written so far."""
     parts = (answers_of(out, Shard(index, count)) for index in range(count))
     return sum(part.stat().st_size for part in parts if part.exists())

@@ -1,4 +1,4 @@
-"""`mmengine demo`: draws images, asks the embedded checkpoint about them, and verifies the log."""
+"""`mmengine demo`: draws images, asks the included checkpoint about them, and verifies the log."""
 
 import time
 from pathlib import Path

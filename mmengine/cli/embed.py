@@ -67,7 +67,7 @@ class Inputs:
     ] = None
 
     def listed(self) -> "list[VectorInput]":
-        """Return the inputs. Raises InvalidRequest for an unreadable file and for a missing input."""
+        """Return the inputs. Raises InvalidRequest if a file cannot be read, or if there is no input."""
         from mmengine.serve.pooling.input_file import VectorInput, read_inputs  # Lazy: msgspec, numpy
 
         found = [VectorInput(str(number), text) for number, text in enumerate(self.texts or [])]

@@ -13,7 +13,7 @@ OTHERS = frozenset(
     for name in (
         *("ADMIN_KEY", "API_KEY", "CACHE", "HUB", "SSL_KEYFILE_PASSWORD"),
         *("NATIVE", "NATIVE_ISA", "NATIVE_TIMEOUT_S", "WHEEL_ISAS"),
-        # The processes of a server set these variables for one another.
+        # mmengine's processes set these variables for one another.
         *("BEATS", "CRASH_FILE", "ENDED_BY", "IN_HASTE", "SOCKET", "SUPERVISED_BY"),
         # The plugin for vLLM reads these variables.
         *("LOG", "LOG_BYTES", "LOG_CONTENT", "LOG_RING_SECONDS", "STALL_SECONDS"),

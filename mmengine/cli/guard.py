@@ -53,7 +53,7 @@ class Guard:
 
     def run(self) -> int:
         """Run until SIGTERM, SIGINT, or a normal end of the engine's process, and return the exit code.
-        Before an engine has served, a process that refuses to start is not restarted.
+        A process that refuses to start is restarted only if an earlier process has served.
 
         Raises MMEngineError if the process fails repeatedly.
         """

@@ -1,4 +1,4 @@
-"""Options of `mmengine run` and `mmengine serve` that allow media URLs."""
+"""Options that allow media URLs, for `mmengine run`, `chat`, `embed` and `serve`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated

@@ -31,8 +31,8 @@ class ModelReport:
     """What `mmengine model check` found. Sizes are in bytes; -1 if unknown.
 
     `refused`: why the model cannot be served, or "" if it can. `unsupported`: requests or features that the
-    implementation refuses. `notes`: rules of the model that limit requests. `context`: number of tokens for
-    which `kv_bytes` is computed. `kv_bytes_per_token`: the sum over all layers.
+    implementation refuses. `notes`: properties of the model, such as limits on prompts. `context`: number of
+    tokens for which `kv_bytes` is computed. `kv_bytes_per_token`: the sum over all layers.
     """
 
     model: str
@@ -51,7 +51,7 @@ class ModelReport:
 
 def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
     """Return the report on a model. Raises ModelError if the model cannot be found or read, and ConfigError
-    for a dtype or a context length that the model cannot have.
+    for an unknown dtype and for a context longer than the model's.
     """
     if dtype not in VALUE_BYTES:
         raise ConfigError(f"dtype must be one of {', '.join(VALUE_BYTES)}, not {dtype!r}")

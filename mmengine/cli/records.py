@@ -1,4 +1,4 @@
-"""Makes mmengine's loggers print INFO records, for --verbose."""
+"""Makes mmengine's loggers print INFO records, for `run --verbose` and the server's request log."""
 
 import logging
 import sys

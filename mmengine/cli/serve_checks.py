@@ -1,4 +1,4 @@
-"""Checks that `mmengine serve` makes before it loads a model. Each error names the option to change."""
+"""The checks that `mmengine serve` makes before it loads a model. Each error names the option to change."""
 
 from importlib.util import find_spec
 from pathlib import Path

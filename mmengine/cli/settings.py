@@ -15,7 +15,9 @@ DAY_S, MAX_DAYS = 86_400, 36_500
 
 
 def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None) -> list[str]:
-    """Convert --log-bytes and --log-days to engine settings. Raises ConfigError without --log."""
+    """Convert --log-bytes and --log-days to engine settings. Raises ConfigError if either is given without
+    --log, and for --log-days outside its range.
+    """
     for name, value in (("--log-bytes", log_bytes), ("--log-days", log_days)):
         if value is not None and log is None:
             raise ConfigError(f"{name} limits the log; give --log FOLDER, too")

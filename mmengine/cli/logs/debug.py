@@ -67,7 +67,7 @@ def debug(
     is_batch = batch or bool(commands) and not sys.stdin.isatty()
     progress = _Progress()
     with reported(existing(folder)) as findings:
-        # Garbage collection would traverse a state's many objects, and can take longer than a seek.
+        # Garbage collection would traverse a state's many objects, which can take longer than a command.
         with paused_collection():
             debugger, second = open_debugger(folder, findings, progress=progress), None
             if other is not None:
@@ -95,7 +95,7 @@ def debug(
 
 
 def _serve(session: "Session", folders: list[Path], port: int) -> None:
-    """Serve the page until Ctrl-C. `folders`: one or two logs."""
+    """Serve the debugger as a web page until Ctrl-C. `folders`: one or two logs."""
     from mmengine.server.debug.serve import serve_debugger
 
     def tell(address: str) -> None:

@@ -43,7 +43,7 @@ class _Completer:
 
 
 def completions(session: "Session", line: str, text: str) -> list[str]:
-    """Return the words that complete `text`, the last word of `line`."""
+    """Return the words that complete `text`. `line`: the words before `text`."""
     from mmengine.replay.debug.commands.registry import COMMANDS
     from mmengine.replay.debug.commands.views import INFO
     from mmengine.replay.debug.facts import FIELDS

@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if `others` is true: the user requested a view that needs a single log."""
+    """Raise InvalidRequest if the user requested a view that needs a single log (`others`)."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"

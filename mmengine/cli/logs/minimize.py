@@ -154,7 +154,7 @@ def _recorded(
 
 
 def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
-    """Return the error text if no failure is found, neither in this build nor in the log's recorded
+    """Return the error text for a log without a failure of `kind`, in this build and in the log's recorded
     decisions.
     """
     from mmengine.replay import open_log

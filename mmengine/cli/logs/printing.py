@@ -1,6 +1,6 @@
 """Shared arguments of the `mmengine log` commands, and functions that print a log's texts safely.
 
-A log is untrusted, so its texts reach a terminal only through `clean` or `short`.
+A log is untrusted, so its texts reach a terminal only through `printable`, `clean` or `short`.
 """
 
 import os

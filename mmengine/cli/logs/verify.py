@@ -353,8 +353,8 @@ def _input_json(record: "Record") -> dict[str, Any]:
 
 @contextmanager
 def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record], None] | None]]":
-    """On a terminal, show a progress bar over the bytes of all logs. Yields a function that returns the
-    progress callback of a log, or None.
+    """On a terminal, show a progress bar over the bytes of all logs. Yields a function that returns a log's
+    progress callback, or None if no bar is shown.
     """
     with progress_bar("verifying", count="percent") as bar:
         if not bar.is_shown:
