@@ -37,8 +37,8 @@ class BlockTables:
     instead would evict other data from the CPU's cache. With `keeps`, at most one step may be in flight,
     because successive plans share these arrays.
 
-    If `view.step_rows` is the previous step's object, the rows are the same, and their tables can only have
-    grown.
+    If `view.step_rows` is the same array object as in the previous step, the rows are the same, and their
+    tables can only have grown.
     """
 
     def __init__(self, keeps: bool):
@@ -78,7 +78,7 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
     computed = after - num_scheduled
     total, size = view.config.token_budget - view.tokens_left, view.block_size
-    if total == len(rows):  # each row computes one token, as in every decode-only step
+    if total == len(rows):  # each row computes one token, as in a decode-only step without drafts
         token_rows, token_index = rows, computed.copy()
     else:
         starts = np.cumsum(num_scheduled, dtype=np.int32) - num_scheduled
@@ -201,7 +201,7 @@ def _admission(view: View, row: int) -> Admission:
 def _media_spans(
     view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
-    """Return the positions in the batch at which encoder outputs replace embeddings."""
+    """Return the positions in the batch at which encoder outputs replace token embeddings."""
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():

@@ -32,7 +32,7 @@ class OpenLog:
     resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
-        """Raise LogError if the model differs from the model that wrote the log.
+        """Raise LogError if the model differs from the log's model.
 
         `now`: the current model's fingerprints. If `resume.force` is set, a different model is accepted.
         """
@@ -87,7 +87,7 @@ class OpenLog:
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
-    """Open the log in `folder`, and read its state if it exists. `options`: further arguments for LogWriter.
+    """Open the log in `folder`, and read an existing log's state. `options`: further arguments for LogWriter.
 
     Raises LogError if the folder has a log but `resume` is None, or if this build cannot continue the log.
     Raises ConfigError if `config` contradicts the settings in the log.

@@ -1,7 +1,8 @@
 """Decides whether a waiting request's LoRA adapter may run beside the adapters that already run.
 
 At most `max_loras` adapters run at the same time. Each running adapter occupies a place. A waiting request is
-passed over if its adapter gets no place or exceeds `lora_bytes`. Later requests may then start first.
+passed over if no place, or too little of `lora_bytes`, is left for its adapter. Later requests may then start
+first.
 
 The next free place is reserved for the first passed-over request, so that the request does not wait forever.
 The running adapter with the least recent admission is the leaving adapter. The leaving adapter's running

@@ -35,11 +35,11 @@ class Admission:
         """Return ADMITTED for the first waiting request that can start, or None.
 
         `may_start` selects the candidates; None: all waiting requests. Returns FETCHED instead if a block
-        store has a longer prefix than the prefix cache. Returns LEASETAKEN instead if a session's lease must
-        first free blocks. Only vLLM's rules return EVICTED.
+        store has a longer prefix than the prefix cache. Returns LEASETAKEN instead if blocks must first be
+        taken from a session's lease. Only vLLM's rules return EVICTED.
 
-        A request is skipped while it waits for a grammar, a block store, an adapter slot, the encoder, or its
-        group leader's prefill. If a request waits for free blocks, all later requests wait too.
+        A request is skipped while it waits for a grammar, a block store, an adapter place, the encoder, or
+        its group leader's prefill. If a request waits for free blocks, all later requests wait too.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
@@ -150,7 +150,7 @@ class Admission:
         return EncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
-        """Return the adapter slots, or None if the engine has no adapters."""
+        """Return the step's places for adapters, or None if the engine takes no adapters."""
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:

@@ -12,8 +12,8 @@ from mmengine.events import vocabulary as ev
 def keep_states(view: View) -> ev.StatesKept | None:
     """Return STATESKEPT for the current step's rows, or None if no state is due or no slot is free.
 
-    The step's rows must have been scheduled. If there are too few slots, only the step's last due states get
-    slots.
+    The step's rows must have been scheduled. If there are too few slots, the first due states, in the order
+    of the step's rows, get none.
     """
     if not any_due(view.keep_at, view.num_computed):
         return None

@@ -61,8 +61,8 @@ def is_computed(view: View, req_state: RequestView) -> bool:
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
     """Return the row's full blocks, up to the limit for one session. With `block_groups`, return no blocks,
-    because these blocks alone would allow no prefix hit. The hit would also need released blocks, or blocks
-    from other groups.
+    because these blocks alone would allow no prefix hit. A hit also needs blocks that the row has released,
+    or blocks of other groups.
     """
     if view.config.block_groups:
         return NO_BLOCKS
