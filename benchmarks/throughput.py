@@ -43,7 +43,7 @@ TITLE = "mmengine and transformers on a CPU"
 
 
 class Section(enum.StrEnum):
-    EMBEDDED = "embedded"  # mixed requests and decoding, embedded checkpoint, float32
+    EMBEDDED = "embedded"  # mixed requests and decoding, included checkpoint, float32
     HALF_BILLION = "half_billion"  # decoding and prefill, random weights, bfloat16
     ENCODER = "encoder"  # many questions about one image
     SHARE = "share"  # a step's time outside the model's forward pass
@@ -105,7 +105,7 @@ def _in_order(first: Part, then: Part) -> tuple[list, list]:
 
 
 def _here(sections: list[Section], threads: int, requests: int, longest: int, rounds: int) -> Part:
-    """Run the sections that use the embedded checkpoint, in this process."""
+    """Run the sections that use the included checkpoint, in this process."""
     import torch  # imported after the thread environment is set and --help is handled
 
     from benchmarks.common.engine_runner import EngineRunner

@@ -101,7 +101,7 @@ def build(
     compile_grammar: Callable[[GrammarRequest], Compiled] | None = None,
     takes_adapters: bool = False,
 ) -> Built:
-    """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
+    """Load a model (a folder, a hub id, or None for the included checkpoint) and build its engine.
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: how to continue
     an existing log in `log`; None: an existing log is an error. After a continuation the caller must call the
@@ -322,7 +322,7 @@ def _grammars(
 def _placement(device: str, dtype: str, attention: str, folder: Path, config: EngineConfig) -> Placement:
     """Return the placement for the model in `folder`.
 
-    The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint, "auto" means the
+    The dtype "auto" means bfloat16, with two exceptions. For the included checkpoint, "auto" means the
     device's fastest dtype. For a GGUF file, "auto" means float32 if the device can multiply float32 by
     quantised weights. The exception for GGUF files requires the default `quantize`, `activations` and
     `tensor_parallel`.

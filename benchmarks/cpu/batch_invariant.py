@@ -1,4 +1,4 @@
-"""Measure how much the setting batch_invariant slows down the embedded checkpoint.
+"""Measure how much the setting batch_invariant slows down the included checkpoint.
 
 Usage:
 

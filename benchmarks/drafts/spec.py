@@ -1,4 +1,4 @@
-"""Measure the benefit and the cost of drafts on the embedded checkpoint.
+"""Measure the benefit and the cost of drafts on the included checkpoint.
 
     python -m benchmarks spec
 

@@ -32,7 +32,7 @@ Watch = AbstractContextManager  # A context manager that observes the steps.
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
-    """Profile the embedded checkpoint, write the flame graph to `flame`, and return the tables.
+    """Profile the included checkpoint, write the flame graph to `flame`, and return the tables.
     `half_billion`: also profile a model with half a billion weights.
     """
     part, trees = Part(), []

@@ -3,7 +3,7 @@ twice.
 
     build/ray/bin/python -m benchmarks batch_killed [--requests 1000] [--kill-s 10] [--out FILE]
 
-Both sides answer the same requests with the embedded checkpoint, greedy decoding, two workers and batches of
+Both sides answer the same requests with the included checkpoint, greedy decoding, two workers and batches of
 64 requests. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls
 transformers' `generate`. For the first two minutes on each side, a random worker is killed every --kill-s
 seconds. With kills until the end, the plain side might never finish, because its workers store nothing.

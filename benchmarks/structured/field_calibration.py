@@ -2,7 +2,7 @@
 
     python -m benchmarks field_calibration
 
-Two models answer greedily, with a schema. The embedded checkpoint describes sharp and blurred scenes from its
+Two models answer greedily, with a schema. The included checkpoint describes sharp and blurred scenes from its
 test split. SmolLM2-135M-Instruct (build/smollm2) reads forms. Scenes and forms are generated, so the right
 values are known. A field is right if the generated value at its JSON pointer is the same.
 

@@ -1,4 +1,4 @@
-"""Measure decoding with a schema on the embedded checkpoint: the grammar's cost and its drafts' benefit.
+"""Measure decoding with a schema on the included checkpoint: the grammar's cost and its drafts' benefit.
 
     python -m benchmarks structured_decode
 

@@ -26,7 +26,7 @@ PACKAGES = (
 def env(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show versions, devices, attention backends, CPU kernels, model plugins and the embedded checkpoint."""
+    """Show versions, devices, attention backends, CPU kernels, model plugins and the included checkpoint."""
     from mmengine.runtime.startup import capabilities  # Lazy: torch
 
     facts = {

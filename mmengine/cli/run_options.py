@@ -179,7 +179,7 @@ class Model:
             "-hf",
             rich_help_panel=MODEL,
             help="Model folder, GGUF file, or hub id such as owner/name, owner/name:TAG for a GGUF file, "
-            "owner/name@revision or modelscope:owner/name (default: the embedded checkpoint).",
+            "owner/name@revision or modelscope:owner/name (default: the included checkpoint).",
         ),
     ] = None
     mmproj: Annotated[

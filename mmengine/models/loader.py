@@ -1,4 +1,4 @@
-"""Finds or downloads a model's files. A model is a folder, a GGUF file, a hub id, or the embedded model."""
+"""Finds or downloads a model's files. A model is a folder, a GGUF file, a hub id, or the included model."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ DEFAULT_CHECKPOINT = "default"
 def resolve_folder(model: str | Path | None) -> Path:
     """Return the folder or the GGUF file for `model`. Raises ModelError.
 
-    `model`: None for the embedded checkpoint, an existing folder or GGUF file, or a hub id. Returned paths
+    `model`: None for the included checkpoint, an existing folder or GGUF file, or a hub id. Returned paths
     are absolute. Files that are not in the hub's cache are downloaded.
     """
     name, projector = (model, None) if model is None else parts_of_pair(model)

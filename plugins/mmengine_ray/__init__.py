@@ -1,6 +1,6 @@
 """Runs mmengine's replicas on Ray Serve, and batches on Ray Data. Requires the extra `ray`.
 
-    serve run mmengine_ray:app                        # the embedded checkpoint, one replica
+    serve run mmengine_ray:app                        # the included checkpoint, one replica
     serve run mmengine_ray:app_of model=… replicas=3
 
 Requests and answers travel between processes as bytes that `mmengine.fleet.wire` encodes. The receiver checks

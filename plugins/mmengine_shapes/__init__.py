@@ -1,4 +1,4 @@
-"""The embedded checkpoint, a tiny Qwen3-VL model that answers questions about drawn shapes, and its training
+"""The included checkpoint, a tiny Qwen3-VL model that answers questions about drawn shapes, and its training
 scenes.
 """
 
@@ -6,10 +6,10 @@ import pathlib
 
 
 def checkpoint_path() -> pathlib.Path:
-    """Return the folder of the embedded checkpoint, in hub layout."""
+    """Return the folder of the included checkpoint, in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "checkpoint"
 
 
 def draft_head_path() -> pathlib.Path:
-    """Return the folder of the embedded checkpoint's draft head (EAGLE-3), in hub layout."""
+    """Return the folder of the included checkpoint's draft head (EAGLE-3), in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "draft_head"

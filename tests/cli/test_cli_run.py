@@ -1,4 +1,4 @@
-"""Tests `mmengine run`, `demo` and `env` with the embedded checkpoint."""
+"""Tests `mmengine run`, `demo` and `env` with the included checkpoint."""
 
 import io
 import json

@@ -83,7 +83,7 @@ def by_parallel_tools():
     try:
         found = list(asked(Mode.PARALLEL_TOOLS, Iterable[Shape]))
     except (InstructorRetryException, TypeError) as error:
-        # In this mode a model may answer with text in place of a tool call. The embedded model does so, and
+        # In this mode a model may answer with text in place of a tool call. The included model does so, and
         # instructor fails to parse the text.
         assert "Error code" not in str(error), error
     else:

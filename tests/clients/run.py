@@ -1,4 +1,4 @@
-"""Runs third-party clients against `mmengine serve` with the embedded checkpoint, and writes a result table.
+"""Runs third-party clients against `mmengine serve` with the included checkpoint, and writes a result table.
 
     make clients                              # creates their environment and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
@@ -44,7 +44,7 @@ COLUMNS += ("errors", "retries")
 MODEL = "shapes"
 # The server accepts two concurrent calls; a third gets status 429.
 SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")
-TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # The embedded model has no chat template with tools.
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # The included model has no chat template with tools.
 CLIENT_S = 600  # Maximum seconds for a client.
 
 

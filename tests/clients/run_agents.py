@@ -3,7 +3,7 @@
     make clients installs the agents under build/clients/agents, and runs this program
     python -m tests.clients.run_agents [--environment build/clients/agents] [--only codex]
 
-First, each agent sends a question to the embedded checkpoint. Then each agent uses a scripted server. The
+First, each agent sends a question to the included checkpoint. Then each agent uses a scripted server. The
 scripted answers make the agent read two files or edit a file. A check fails if a call's status is not 200, or
 if the agent does not show the answer. Agents that are not installed are skipped. The exit code is 1 if a
 check failed.
@@ -29,7 +29,7 @@ from tests.pictures import data_url
 
 AGENT_S = 180  # Maximum seconds for an agent's run.
 REQUESTS = re.compile(r'mmengine_http_requests_total\{code="(\d+)",method="POST",route="(/v1/[^"]+)"\} (\d+)')
-# A template that keeps only the question, because the embedded checkpoint's context is shorter than the
+# A template that keeps only the question, because the included checkpoint's context is shorter than the
 # agents' prompts.
 SHORT = (
     "{%- if '" + QUESTION + "' in (messages | string) -%}"

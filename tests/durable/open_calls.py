@@ -35,7 +35,7 @@ SHAPE = {
     },
 }
 CHAT, COMPLETIONS, RESPONSES, BATCHES = "chat", "completions", "responses", "batches"
-MAX_TOKENS = {True: 260, False: 200}  # for the echo engine, and for the embedded checkpoint
+MAX_TOKENS = {True: 260, False: 200}  # for the echo engine, and for the included checkpoint
 # calls that end early, while other calls are open
 SHORT = {4, 10, 13, 21, 24, 27, 29, 30, 43}
 SHORT_TOKENS = 12
@@ -117,7 +117,7 @@ def calls(echo):
     url = "data:image/png;base64," + base64.b64encode(scene()).decode()
     image = {"type": "image_url", "image_url": {"url": url}}
     uploaded = {"type": "image_url", "image_url": {"url": "UPLOADED"}}
-    # The echo engine chooses to call a tool; the embedded checkpoint is forced to.
+    # The echo engine chooses to call a tool; the included checkpoint is forced to.
     tools = {"tools": TOOLS} if echo else {"tools": TOOLS, "tool_choice": "required"}
     chat, add, message = made.chat, made.add, made.message
     add(7, CHAT, chat, stream=True)

@@ -6,7 +6,7 @@ ARGUMENTS are options of `mmengine serve`. A step takes at least 5 ms. At its st
 creates a file in FOLDER. The process dies at kill points (faults.py) and writes to a simulated disk
 (full_disk.py).
 
-ENGINE `embedded`: each engine process is new and loads the embedded checkpoint. `echo`: the executor only
+ENGINE `embedded`: each engine process is new and loads the included checkpoint. `echo`: the executor only
 repeats the prompt, and each engine process is forked from a process with all modules imported. A new process
 would take a second, too long for a thousand kills.
 """

@@ -1,4 +1,4 @@
-"""Tests `mmengine extract` with the embedded checkpoint, and the commands on its how-to page."""
+"""Tests `mmengine extract` with the included checkpoint, and the commands on its how-to page."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ pytest.importorskip("pypdfium2")
 PAGE = "docs/how-to/extract-documents.md"
 QUESTION = ("--prompt", "Describe the image as JSON.", "--schema", "schema.json", "--dpi", "96")
 SLOW = ("--set", "max_num_seqs=2", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
-SEEDS = (0, 2, 3, 10, 12)  # Scenes that the embedded model reads without an error.
+SEEDS = (0, 2, 3, 10, 12)  # Scenes that the included model reads without an error.
 MARKUP = "<img src=x onerror=alert(1)>"
 FORMULA = "=HYPERLINK(A1)"
 

@@ -1,4 +1,4 @@
-"""Runs the commands of docs/how-to/laptop-model.md with the embedded checkpoint as GGUF files."""
+"""Runs the commands of docs/how-to/laptop-model.md with the included checkpoint as GGUF files."""
 
 import os
 import random

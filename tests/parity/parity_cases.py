@@ -1,4 +1,4 @@
-"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner for mmengine."""
+"""Requests for the included checkpoint, transformers' tokens for them, and a runner for mmengine."""
 
 import random
 from dataclasses import dataclass

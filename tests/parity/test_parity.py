@@ -1,5 +1,5 @@
 """Tests that the engine's tokens equal transformers' `generate`, with any schedule. The runs use fp32, greedy
-sampling and the embedded checkpoint. Each run's log is verified.
+sampling and the included checkpoint. Each run's log is verified.
 """
 
 import random

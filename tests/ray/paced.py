@@ -1,4 +1,4 @@
-"""The embedded checkpoint with slow steps, so that most streams are unfinished at any instant."""
+"""The included checkpoint with slow steps, so that most streams are unfinished at any instant."""
 
 import time
 

@@ -3,7 +3,7 @@ prefix.
 
     make store      # installs Dynamo in build/store and runs this module
 
-Two replicas run the embedded model. For each replica, a process publishes the KV events from its log. The
+Two replicas run the included model. For each replica, a process publishes the KV events from its log. The
 router's index counts how many of a question's blocks each replica holds. Before a replica's first events, the
 router knows only the replica's load.
 """

@@ -1,4 +1,4 @@
-"""Tests that TorchExecutor gives the tokens of transformers' `generate` for the embedded checkpoint. The
+"""Tests that TorchExecutor gives the tokens of transformers' `generate` for the included checkpoint. The
 tests plan the steps without a scheduler.
 """
 

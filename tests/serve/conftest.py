@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
-    """Return a checkpoint with the embedded checkpoint's shape and random weights. Unlike the embedded
+    """Return a checkpoint with the included checkpoint's shape and random weights. Unlike the included
     checkpoint, it writes JSON only if a grammar enforces JSON.
     """
     folder = tmp_path_factory.mktemp("random") / "model"

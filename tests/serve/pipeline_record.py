@@ -34,7 +34,7 @@ def both_sides(codes):
 
 
 def versions():
-    """Return the packages' versions and the embedded checkpoint's digest."""
+    """Return the packages' versions and the included checkpoint's digest."""
     import mmengine_shapes
 
     digest = hashlib.sha256()

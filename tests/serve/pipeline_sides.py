@@ -1,4 +1,4 @@
-"""Compares transformers' pipeline with ours on the embedded checkpoint.
+"""Compares transformers' pipeline with ours on the included checkpoint.
 
     echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
 

@@ -16,7 +16,7 @@ CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkp
 
 
 class LibraryTokenizer:
-    """The embedded checkpoint's tokenizer with the interface `Tokenizer`."""
+    """The included checkpoint's tokenizer with the interface `Tokenizer`."""
 
     def __init__(self):
         self._inner = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))

@@ -40,7 +40,7 @@ SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256, "num_block
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
-    """The embedded model with prompts that end with an open <think>, and </think> as a special token."""
+    """The included model with prompts that end with an open <think>, and </think> as a special token."""
     folder = tmp_path_factory.mktemp("thinker") / "model"
     shutil.copytree(shapes.checkpoint_path(), folder)
     template, tokenizer = folder / "chat_template.jinja", folder / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Tests engine.session() with the embedded checkpoint. A session's answer equals the answer to a single
+"""Tests engine.session() with the included checkpoint. A session's answer equals the answer to a single
 request with the session's content.
 """
 

@@ -91,7 +91,7 @@ def enlarge(name: str, client: dict) -> dict:
 
 
 def build_long(model=None, *, stop_watcher_factory=None, **settings) -> FakeBuilt:
-    """Build an engine with the embedded checkpoint's processor and grammars, a long context, and random
+    """Build an engine with the included checkpoint's processor and grammars, a long context, and random
     tokens instead of a model.
     """
     folder = resolve_folder(None)

@@ -38,7 +38,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def long():
-    """A server for the prompts of real agents, with the embedded checkpoint's tokenizer."""
+    """A server for the prompts of real agents, with the included checkpoint's tokenizer."""
     with served(AsyncEngine(builder=build_long), names=("shapes",), chat_template=JSON_TEMPLATE) as one:
         yield one
 

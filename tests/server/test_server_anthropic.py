@@ -1,4 +1,4 @@
-"""Tests /v1/messages with Anthropic's Python client and the embedded model."""
+"""Tests /v1/messages with Anthropic's Python client and the included model."""
 
 import asyncio
 import base64

@@ -201,7 +201,7 @@ def test_completions_and_responses_are_batches_too(tmp_path):
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    """A server with the embedded model."""
+    """A server with the included model."""
     log = tmp_path_factory.mktemp("shapes") / "log"
     with served(AsyncEngine(log=log), names=(EMBEDDED_NAME,), storage={"log": log}) as one:
         yield one

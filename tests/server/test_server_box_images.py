@@ -204,7 +204,7 @@ def test_pixels_of_the_resized_image_need_the_fetched_bytes(server, net, monkeyp
 
 @contextmanager
 def fleet_served(**options):
-    """Serve the embedded model by a fleet of one replica."""
+    """Serve the included model by a fleet of one replica."""
     engine = AsyncEngine()
 
     def fleet() -> FleetEngine:

@@ -1,4 +1,4 @@
-"""Tests `mmengine serve` as a process with the embedded model."""
+"""Tests `mmengine serve` as a process with the included model."""
 
 import base64
 import json

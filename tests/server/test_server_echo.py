@@ -1,4 +1,4 @@
-"""Tests of echoed prompts with logprobs, and of the `usage` in streams, with the embedded checkpoint."""
+"""Tests of echoed prompts with logprobs, and of the `usage` in streams, with the included checkpoint."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Tests of the conversion of bodies to prompts, with the embedded model's processor and without an engine."""
+"""Tests of the conversion of bodies to prompts, with the included model's processor and without an engine."""
 
 import json
 

@@ -233,7 +233,7 @@ def _skip_without_a_head(spec):
 
 @pytest.fixture
 def attentive_head(tmp_path):
-    """Return the embedded checkpoint's head, with attention that depends more strongly on positions."""
+    """Return the included checkpoint's head, with attention that depends more strongly on positions."""
     folder = shutil.copytree(draft_head_path(), tmp_path / "head")
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if "q_proj" in name or "k_proj" in name]:

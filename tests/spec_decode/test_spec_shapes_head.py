@@ -1,4 +1,4 @@
-"""Tests that the embedded checkpoint's draft head is accurate, and that it drafts in the engine as in
+"""Tests that the included checkpoint's draft head is accurate, and that it drafts in the engine as in
 training.
 """
 

@@ -1,4 +1,4 @@
-"""Runs vLLM with the embedded checkpoint, few KV blocks, images and aborted requests.
+"""Runs vLLM with the included checkpoint, few KV blocks, images and aborted requests.
 
     build/vllm/bin/python -m tests.vllm.live_run SCHEDULER_CLASS [--num 20]
 

@@ -103,7 +103,7 @@ class Device(Protocol):
     """The attention backend for batch-invariant results."""
 
     embedded_dtype: str
-    """The dtype that "auto" selects for the embedded checkpoint, by name. For other checkpoints,
+    """The dtype that "auto" selects for the included checkpoint, by name. For other checkpoints,
     mmengine.build selects the dtype.
     """
 

@@ -60,7 +60,7 @@ class _Input:
 
 
 class Pipeline:
-    """A pipeline for `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
+    """A pipeline for `model`: a folder, a hub id, an Engine, or None for the included checkpoint.
 
     `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU). `device_map`
     may name a single device. `dtype` is a name or a torch dtype. `revision` is a branch, a tag or a commit at

@@ -1,3 +1,3 @@
-"""The code that made the embedded checkpoint: tokenizer, model, data, training, export and evaluation. Not
+"""The code that made the included checkpoint: tokenizer, model, data, training, export and evaluation. Not
 part of the wheel.
 """

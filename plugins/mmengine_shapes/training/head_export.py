@@ -125,7 +125,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tensor]:
     """Return a head that `write_hub` wrote, in float32, and its draft vocabulary (int64 target ids).
 
-    `target`: the checkpoint for which the head drafts (default: the embedded checkpoint).
+    `target`: the checkpoint for which the head drafts (default: the included checkpoint).
     """
     target = target or checkpoint_path()
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Trains the draft head of the embedded checkpoint, on a single CPU core.
+"""Trains the draft head of the included checkpoint, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 

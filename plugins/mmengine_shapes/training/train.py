@@ -1,4 +1,4 @@
-"""Trains the embedded checkpoint, on a single CPU core.
+"""Trains the included checkpoint, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.train WORK_FOLDER
 

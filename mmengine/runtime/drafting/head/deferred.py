@@ -14,7 +14,7 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
-MOST_TOKENS = 2048  # maximum number of waiting tokens; with the embedded checkpoint, their states take 6 MiB
+MOST_TOKENS = 2048  # maximum number of waiting tokens; with the included checkpoint, their states take 6 MiB
 # MERGED is the step number of tokens from merged steps. UNOWNED is the row of tokens from finished requests.
 MERGED, UNOWNED = -1, -1
 AT_ONCE = 1024  # maximum number of waiting tokens that the head reads in a step, so that no step takes long
