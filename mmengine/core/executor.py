@@ -209,7 +209,7 @@ class StepResult(msgspec.Struct, eq=False):
     `plan.sample`; the indices ascend.
 
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
-    "closed", CUT, REPETITION or REPETITION_CLOSED.
+    "closed" (completed at the token limit), CUT, REPETITION or REPETITION_CLOSED.
 
     `errors`: (index, text) for each row that failed although the step succeeded, for example with NaN logits.
 

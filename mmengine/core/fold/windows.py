@@ -19,7 +19,7 @@ def release_windows(state: State, flight: Flight) -> None:
 
 
 def computed_before_queries(state: State, flight: Flight) -> np.ndarray:
-    """Return the number of computed tokens for each row of the step. No later query has a lower position."""
+    """Return the lowest position of a later query for each row of the step: its number of computed tokens."""
     computed = state.num_computed[flight.rows]
     if flight.num_computed is not None:  # a later step in flight may begin at flight.num_computed
         computed = np.minimum(computed, flight.num_computed)

@@ -82,8 +82,8 @@ class VllmAdmission(Admission):
         return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
-        """Return the next admission event. Skips a preempted request while a step in flight still computes
-        its tokens.
+        """Return the next admission event. Skips a preempted request while steps in flight compute tokens
+        that the request will get.
         """
         if len(view.running) >= view.config.max_num_seqs:
             return None
