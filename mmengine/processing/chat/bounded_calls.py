@@ -26,8 +26,8 @@ _WIDTH = re.compile(r"\d{5}")  # A width of 10,000 or more, in a format.
 def bounded_filter(
     name: str, call: Callable[..., object], work_of: Callable[[], Work]
 ) -> Callable[..., object]:
-    """Return a filter that checks its arguments and its result. Jinja passes its environment as the first
-    argument to some filters.
+    """Return a filter that checks its arguments and its result. Jinja passes its environment or a context to
+    some filters, as an additional first argument.
     """
 
     @wraps(call)  # Keeps the attribute `jinja_pass_arg`.

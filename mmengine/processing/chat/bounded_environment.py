@@ -125,7 +125,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         work.take(made)
         return made
 
-    # Filters that replace nodes of a template
+    # Filters that _Counted inserts into templates
 
     def _concat(self, values: list[object]) -> str:
         check_size(sum(self.work.measure(value) for value in values))

@@ -104,7 +104,7 @@ class _Reader:
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
         fields = {}
         for name, value in message.items():
-            if value is None:  # Templates treat a field with None as set.
+            if value is None:  # Templates treat a field as set even if it is None.
                 continue
             if name == "content":
                 fields["content"] = self._content(value, where)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mmengine.processing.chat.marks import ROLE_BEGIN, ROLE_END
 
-# Other roles come from the caller, so they may not become a part of a special token.
+# Any other role is arbitrary text from the caller, so it may not become a part of a special token.
 ROLES = ("system", "user", "assistant", "tool", "developer", "function", "observation")
 
 
@@ -31,8 +31,8 @@ class MarkedRole(str):
 
 
 def texts_around_roles(tokens: Iterable[str], source: str) -> dict[str, str]:
-    """Return marked text -> token, for tokens that contain a role. The template `source` must contain the
-    token's parts before and after the role.
+    """Return marked text -> token, for each token that contains a role and whose parts before and after the
+    role are in the template `source`.
     """
     found = {}
     for token in tokens:

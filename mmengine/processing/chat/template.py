@@ -92,7 +92,8 @@ class ChatTemplate:
         try:
             code, self.variables = _compiled(marked)
             with environment.counted():
-                copied = dict(environment.globals)  # Each rendering copies the globals again.
+                # Each rendering copies the globals, which is slow for Jinja's default, a ChainMap.
+                copied = dict(environment.globals)
                 self._template = jinja2.Template.from_code(environment, code, copied)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
@@ -203,8 +204,8 @@ class ChatTemplate:
     def reads_texts(self) -> bool:
         """Return whether the template reads a string as a message's content.
 
-        A template for lists of parts leaves a string out. For such a template, `render` converts the string
-        to a text part.
+        A template that reads only lists of parts leaves a string out. For such a template, `render` converts
+        the string to a text part.
         """
         return _PROBE in self._probed(_PROBE) or not self.reads_parts
 
@@ -301,7 +302,7 @@ def _find_source(folder: Path) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the special tokens by the template variable's name, such as eos_token."""
+    """Return the special tokens by template variable, such as eos_token."""
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

@@ -2,7 +2,7 @@
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
 // row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
-// it get the same bits as single queries. With tiles_only, any number of queries get these bits. Keys that no query of
+// it get the same bits as single queries. With tiles_only, this holds for any number of queries. Keys that no query of
 // the row sees are not read.
 #pragma once
 
@@ -23,7 +23,7 @@ typedef struct {
   int32_t tiles_only;  // 1: all rows use tiles, so that a token gets the same bits in a chunk of any size
   const int32_t* query_starts;  // [n + 1] index of each row's first token, then t
   const int32_t* kv_lens;  // [n] tokens that each row has after this step
-  const int32_t* num_drafts;  // [n] number of drafts among a row's last queries; NULL: no drafts
+  const int32_t* num_drafts;  // [n] how many of a row's last queries are drafts; NULL: no drafts
   const int32_t* block_table;  // [n, table_stride]; only blocks within kv_lens are read
   const int64_t* slots;  // [t] block * block_size + offset
 } mm_attention_step;
@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
   int32_t window;  // a query sees only keys > query - window; 0: no window
   int32_t chunk;  // a query sees only keys with key / chunk == query / chunk; 0: no chunks
-  int32_t value_dim;  // size of a head of V, whose other values in the pool are zeros; 0: head_dim
+  int32_t value_dim;  // size of a V head, which the pool pads with zeros to head_dim; 0: head_dim
   float scale;  // positive, multiplies scores; 0: head_dim ** -0.5
   float softcap;  // a scaled score becomes softcap * tanh(score / softcap); 0: unchanged
 } mm_attention_layer;

@@ -11,7 +11,8 @@
 namespace mm {
 namespace {
 
-// One row's working memory. `heads` counts the task's heads of all queries, ordered by KV head and then by query.
+// One row's working memory. A head here is a q head of one query. The task's heads are ordered by KV head, then by
+// query.
 template <class T>
 struct Row {
   using Query = typename Dot<T>::Query;
@@ -45,11 +46,11 @@ struct Row {
   // The offset of a head's values in q and in the result.
   int64_t place(int head, int64_t stride) const { return query_of(head) * stride + (int64_t)head_of(head) * d; }
 
-  // The index of the first computed token in the span that starts at `at`, rounded down to a multiple of kTokens.
+  // Returns the index of the first token that the row sees in the span at `at`, rounded down to a multiple of kTokens.
   int first_place(int at) const { return first[0] > at ? (first[0] - at) / kTokens * kTokens : 0; }
 
-  // Finds the keys of the span that starts at `at`, and returns their number. The list `k` is padded at both ends to
-  // whole groups of kTokens.
+  // Sets `k` to the keys of the span that starts at `at`, and returns the span's number of tokens. `k` is padded at
+  // both ends to whole groups of kTokens.
   int find(const T* kv, const Places& places, int at, int kv_len) {
     const int count = kv_len - at < kSpan ? kv_len - at : kSpan, skip = first[0] - at;
     for (int t = first_place(at); t < round_up(count, kTokens); t++)  // the padding repeats the nearest token

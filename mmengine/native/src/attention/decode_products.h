@@ -14,7 +14,7 @@ constexpr int kSpan = 64;   // tokens whose scores are in memory at once
 constexpr int kTokens = 4;  // tokens per tile of dot products
 #if defined(__AVX512F__)
 constexpr int kHeads = 4;    // heads that share one load of K
-constexpr int kVectors = 8;  // sum registers per head; two heads use half of all registers
+constexpr int kVectors = 8;  // sum registers per head for one or two heads; two use half of all registers
 #else
 constexpr int kHeads = 2;
 constexpr int kVectors = 4;

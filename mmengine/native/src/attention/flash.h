@@ -1,10 +1,10 @@
-// Flash attention of many queries, one block of keys after the other.
+// Flash attention of many queries over one block of keys at a time.
 //
 // A Source provides the inputs. T is float, or uint16_t for bfloat16 bits. queries() and keys() are the numbers of
 // queries and keys. A query attends to at least one key, in the range [first(query), seen(query)). The range's ends
 // never decrease from one query to the next. query(i, room) and key(i, room) return T [head_dim]; they may copy the
-// values to `room`. value(i) and out(query) return pointers in place. Keys before first(0) are not read. sink(query) is
-// the score of the attention sink, if has_sinks().
+// values to `room`. value(i) and out(query) return pointers without a copy. Keys before first(0) are not read.
+// sink(query) is the score of the attention sink, if has_sinks().
 #pragma once
 
 #include <cmath>

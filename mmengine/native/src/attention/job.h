@@ -70,7 +70,7 @@ struct Places {
   }
 };
 
-// For a row with few queries, which form a single task. K and V are read from memory once for all heads.
+// For a row with few queries. A task has all of them, and reads the K and V of its KV heads from memory once.
 int64_t decode_scratch_bytes(const AttentionCall& call, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 

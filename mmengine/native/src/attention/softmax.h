@@ -1,4 +1,4 @@
-// Helpers for all attention kernels: parts of scratch memory, scalar bfloat16, and softmax over blocks of keys.
+// Helpers for all attention kernels: dividing scratch memory, scalar bfloat16, and softmax over blocks of keys.
 #pragma once
 
 #include <cstdint>

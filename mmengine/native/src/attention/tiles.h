@@ -29,7 +29,7 @@ struct QueryTile {
   bool has_sinks;  // the running softmax is initialised with a sink
 
   // begins(start) is true if the block at key `start` initialises the sums, because no earlier block has keys for the
-  // tile. begins(start, r) is true until a sink or the first block with keys initialises the softmax of query r.
+  // tile. begins(start, r) is true if no sink and no earlier block has initialised the softmax of query r.
   MM_INLINE_MEMBER bool begins(int start) const { return start <= first[0]; }
   MM_INLINE_MEMBER bool begins(int start, int r) const { return !has_sinks && start <= first[r]; }
 };

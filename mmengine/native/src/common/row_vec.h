@@ -34,7 +34,7 @@ MM_INLINE void store_row(char* to, int64_t at, V v) {
     store_as(to + at * 4, v);
 }
 
-// Like load_row, but loads only `count` values and fills the vector with zeros.
+// Like load_row, but loads only `count` values. The vector's other values are zeros.
 template <bool BF16, class V = f16v>
 MM_INLINE V load_part(const char* from, int64_t at, int count) {
   constexpr int size = BF16 ? 2 : 4;

@@ -46,7 +46,7 @@ int32_t adapt(const mm_decoder* decoder, const mm_decoder_step* step, int32_t la
   return mm_lora_add(step->lora, layer * MM_LORA_LINEARS + linear, x, x_stride, y, y_stride, decoder->dtype);
 }
 
-// Computes gate and up from step->normed to step->product, including the adapters' contribution.
+// Writes silu(gate) * up to step->product, computed from step->normed. Includes the adapters' contribution.
 int32_t swiglu(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer) {
   const int64_t hidden = decoder->hidden_size;
   const mm_linear& linear = decoder->layers[layer].gate_up;

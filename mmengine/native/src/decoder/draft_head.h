@@ -72,8 +72,8 @@ typedef struct {
   int64_t* slots;                      // scratch: [n]
 } mm_draft_chain;
 
-// Drafts greedily for the negative entries of `drafts`: the best token of z, then one pass for each further token.
-// `pass` is only scratch.
+// Replaces each negative entry of `drafts` by the token with the highest score. The first draft's scores come from z,
+// and each further draft's scores from one pass. `pass` is only scratch.
 int32_t mm_draft_run_chain(const mm_draft_head* head, const mm_draft_chain* chain, mm_draft_pass* pass,
                            void* const* kv_layers);
 

@@ -67,7 +67,7 @@ void rotate_row(char* row, int at, const HeadNorm& how) {
   for (int head = 0; head < num_qk; ++head) {
     const float* weight = head < how.num_heads ? how.q_weight : how.k_weight;
     char* values = row + (int64_t)head * how.head_dim * (BF16 ? 2 : 4);
-    if (weight && (how.once || rotated < how.head_dim)) {  // rotate_head rounds twice, and norms only rotated values
+    if (weight && (how.once || rotated < how.head_dim)) {  // rotate_head rounds twice and skips unrotated values
       (how.once ? norm_row<BF16, true> : norm_row<BF16>)(values, weight, how.head_dim, how.eps, values);
       weight = nullptr;
     }

@@ -42,7 +42,7 @@ struct Mixer {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
            ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
-  // Addresses for one head and one token. q: q, then k. v: v. gates: the decay, then beta.
+  // Addresses for one head and one token. k follows q, and beta follows the decay in `gates`.
   float* q(int key_head, int64_t work) const {
     return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
   }

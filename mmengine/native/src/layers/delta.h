@@ -32,8 +32,9 @@ typedef struct {
   const float* norm;  // [value_dim]
 } mm_delta;
 
-// A step of n rows. A row's work is all tokens after its state. First come the accepted tokens of an earlier step, with
-// their inputs in `pending`, then this step's tokens. Strides are in elements. See mmengine/models/states.py.
+// A step of n rows. A row's work is all tokens that its state does not include yet. First come the accepted drafts of
+// the row's previous step, with their inputs in `pending`, then this step's tokens. Strides are in elements. See
+// mmengine/models/states.py.
 typedef struct {
   int32_t num_rows, num_work;
   const int32_t *query_starts, *work_starts;  // [n + 1] start of each row's tokens, and of its work

@@ -15,7 +15,7 @@ namespace {
 constexpr int kMostPairs = 4096;    // most (token, expert) pairs computed at a time; bounds the scratch memory
 constexpr int64_t kSmall = 100000;  // fewer values are computed in one thread
 
-// The (token, expert) pairs of a chunk of tokens, ordered by token and also by expert.
+// The (token, expert) pairs of a chunk of tokens, in two orders: by token, and by expert.
 struct Pairs {
   std::vector<float> logits, gates;  // [m, count]: the router's output; [m]: the shared expert's gates
   std::vector<int32_t> chosen;       // [m, top_k]

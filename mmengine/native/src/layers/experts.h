@@ -19,8 +19,8 @@ typedef struct {
   int32_t count, top_k;  // top_k up to count
   int32_t norm_top_k;    // whether a token's expert probabilities are divided by their sum
   mm_linear router;      // [count, hidden]
-  // The first expert's layers, without biases. The packed weights of all experts have equal distances
-  // (mm_linear_bytes). gate_up is packed with half = n / 2 (linear/linear.h).
+  // The first expert's layers, without biases. Each next expert's packed weights begin mm_linear_bytes later. gate_up
+  // is packed with half = n / 2 (linear/linear.h).
   mm_linear gate_up, down;
   mm_linear shared_gate_up, shared_down;  // n = 0: no shared expert
   mm_linear shared_gate;  // [1, hidden]

@@ -117,7 +117,7 @@ struct Ahead {
 
   MM_INLINE_MEMBER const char* place(const char* line) const { return line < end ? line : next + (line - end); }
 
-  // Prefetches for M rows.
+  // Prefetches the data that follows `pair`, a pair that is multiplied with M rows.
   template <bool BF16, int M>
   MM_INLINE_MEMBER void fetch(const char* pair) const {
     if (M == 1 && !kFetchesForOne) return;

@@ -152,8 +152,8 @@ void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, cons
   }
 }
 
-// For up to 32 rows and bfloat16 weights, which are read from memory once and limit the speed. They are prefetched 8 KB
-// ahead, also across panels, since each panel directly follows the previous one.
+// For up to 32 rows and bfloat16 weights. Reading the weights from memory limits the speed, so they are read once, and
+// prefetched 8 KB ahead, also across panels: each panel directly follows the previous one.
 void run_few(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
   const int64_t steps = job.steps();

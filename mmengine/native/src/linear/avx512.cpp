@@ -102,7 +102,7 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
 constexpr int kDecodedRows = 4;  // most rows whose sums fit into registers beside codes
 constexpr int kFirstRows = 8;    // most rows that are multiplied while FP8 codes are decoded and scaled
 
-// Decodes `count` groups from `first` on in registers and multiplies M rows with them. Stores the decoded codes to
+// Decodes groups [first, first + count) in registers and multiplies M rows with them. Stores the decoded codes to
 // `tile` and their scales to `by`.
 template <class Codes, int M>
 void multiply_groups(const Rows& rows, int first, int count, const char* group, char* tile, Scales* by, float* c) {

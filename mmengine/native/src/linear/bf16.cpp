@@ -15,7 +15,7 @@ constexpr int kMostRows = 512;  // most rows whose sums stay in a cache
 // set if k is a power of two.
 int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
 
-// Returns the offset in scratch of the sums of x over each group, float32 [m, groups], which follow the rows.
+// Returns the offset in scratch of each row's sums of x over the groups, float32 [m, groups]. They follow the rows.
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
 MM_INLINE f16v values16(const uint16_t* x) { return widen(load_as<h16v>(x)); }

@@ -11,7 +11,7 @@
 
 namespace mm {
 
-// Initialises the sums of M rows with a panel: zeros if `first`, else the values in c.
+// Initialises M rows' sums for a panel: zeros if `first`, else the values in c.
 template <int M>
 MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16

@@ -10,9 +10,10 @@
 //
 // In a float32 layer, each word has as many whole codes as fit. Neighbouring k are in neighbouring words; after the
 // last word, k continues in the next field of the first word. Codes with 3, 5 or 6 bits leave bits 30 and 31 free.
-// These bits of several words together hold the last codes (`leftover`). Codes that index a table are in both halves of
-// each byte, in k's order. The kernels decode a code to the float32 weight (d * scale) * (code - offset) - dmin * min,
-// as ggml does. All products in this formula are exact in float32.
+// These bits of several words together hold the last codes (`leftover`). If codes index a table, a word has eight
+// codes: the first four in the low halves of its bytes, and the next four in the high halves. The kernels decode a code
+// to the float32 weight (d * scale) * (code - offset) - dmin * min, as ggml does. All products in this formula are
+// exact in float32.
 //
 // In a bfloat16 layer, the two halves of a word have the codes of two neighbouring k. A single lookup decodes both
 // codes to a pair of bfloat16 numbers. The fields of a word belong to consecutive pairs. The last bits of several

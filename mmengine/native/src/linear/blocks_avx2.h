@@ -65,7 +65,8 @@ struct GroupScales {
 
 constexpr float inverse_power(int bits) { return bits ? inverse_power(bits - 1) / 2 : 1; }
 
-// Calls emit(k, eight, weights) for each k of a step and for each eight columns. `block`: the address of the block's d.
+// Calls emit.put(emit.at<k>(), k, eight, weights) for each k of a step and for each eight columns. `block`: the address
+// of the block's d.
 template <int TYPE>
 struct StepDecoder {
   static constexpr BlockForm F = block_form(TYPE);

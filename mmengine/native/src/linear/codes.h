@@ -5,9 +5,9 @@
 // as sign and magnitude, like e4m3, so both use lookup tables with 128 entries.
 //
 // With VBMI, int4 is laid out as [group / 4][16 columns][2 of a pair], in 16-bit words with four numbers (code + 8).
-// From the low bits up, a word has the first pair's left and right column, then the second pair's. Cache lines of two
-// neighbouring panels alternate (linear/job.h). With AMX, only e4m3 has the layout described here; linear/codes_amx.h
-// describes int8 and int4.
+// From the low bits up, a word has columns c and c + 16 of the first pair of k, then of the second pair. Cache lines of
+// two neighbouring panels alternate (linear/job.h). With AMX, only e4m3 has the layout described here;
+// linear/codes_amx.h describes int8 and int4.
 //
 // Without VBMI, AVX-512 kernels convert codes to float32. One-byte codes are laid out as [group][32 columns]. int4 is
 // laid out as [group / 2][32 columns], as code + 8, with the first value in a byte's low half. linear/codes_avx2.h

@@ -2,8 +2,8 @@
 //
 //     FP8   [group / 4][4 eights of columns][2 fours of them][2 pairs of k][4 columns][2]
 //     int8  [group / 4][4 eights of columns][4 of k][8 columns]
-//     int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
-//           belongs to k, the high half to k + 2
+//     int4  [group / 4][2 sixteens of columns][2 fours of each eight][2 eights][4 columns][2 of k], + 8: the low half
+//           of a byte belongs to k, the high half to k + 2
 //
 // Interleaving the bytes in each 16 bytes gives bfloat16 pairs for FP8 and int4. 16 bytes of int4 hold columns 0 to 3
 // and 8 to 11 of sixteen, or the other columns. A 32-bit word of int4 has two columns. Masks separate the 4 values of k
@@ -15,7 +15,7 @@
 // 4 index bits, and the higher exponent bits. Subnormals do not follow this rule. Subnormals with magnitudes 4 to 7 are
 // stored as normal numbers with exponent 0. Smaller subnormals and zero are stored with exponent 0 and an odd mantissa.
 // A slower, exact function decodes these `odd` codes. The sign of a stored scale marks odd codes: each sign covers 4
-// values of k (8 in a group of 256). A negative scale therefore moves its sign to its codes.
+// values of k (8 in groups above 128). A negative scale therefore moves its sign to its codes.
 #pragma once
 
 #include <immintrin.h>

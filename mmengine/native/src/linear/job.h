@@ -7,8 +7,9 @@
 //               times as fast as halves that are stored 1 KB apart.
 //     codes     [panel][k / group]: 32 scales, 32 mins if there are any, then group * 32 codes (linear/codes.h); k is
 //               padded to whole groups with zeros. FP8 scales are float32, integer scales float16; mins float32.
-//               With VBMI, the cache lines of two neighbouring int4 panels alternate. Kernels multiply both panels at
-//               once, because a single panel has too few independent sums. Separate panels would be prefetched badly.
+//               With VBMI but without AMX, the cache lines of two neighbouring int4 panels alternate. Kernels multiply
+//               both panels at once, because a single panel has too few independent sums. Separate panels would be
+//               prefetched badly.
 // A panel's columns are 32 rows of w. If gate and up are packed together, a panel has 16 rows of gate and the
 // corresponding 16 rows of up.
 #pragma once

@@ -64,7 +64,7 @@ int64_t pair_weight(const LinearJob& job) {
   return (int64_t)alternating(*job.linear) * (job.m + kReading) * job.linear->k;
 }
 
-// Multiplies with the panels in one part of all jobs.
+// Multiplies the rows of all jobs with the panels that are in `part`.
 void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
   for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
     const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);

@@ -10,7 +10,7 @@
 namespace mm {
 
 constexpr int kBlock = 32;             // values of x that share a scale
-constexpr float kMostWord = 127 * 257;  // the largest 16-bit code whose high and low byte are both signed
+constexpr float kMostWord = 127 * 257;  // the largest code 256 * high + low with two signed bytes
 
 MM_INLINE int32_t largest(__m256i each) {
   __m128i most = _mm_max_epi32(_mm256_castsi256_si128(each), _mm256_extracti128_si256(each, 1));

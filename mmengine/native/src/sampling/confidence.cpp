@@ -23,7 +23,7 @@ struct Likely {
   }
 };
 
-// A row's mask words that allow a token: each word's index and largest allowed logit.
+// The words of a row's mask that allow any tokens: each word's index and largest allowed logit.
 struct Words {
   std::vector<int32_t> index;
   std::vector<float> most;
