@@ -14,7 +14,7 @@ DESCRIPTION = "Check that a step's plan has the tokens, positions, KV slots and 
 
 
 def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
-    """Yield a sentence for each difference between the plan and the state at its dispatch."""
+    """Yield a sentence for each difference between the plan and the state at the plan's dispatch."""
     rows, size = plan.rows, state.block_size
     after = plan.num_computed + plan.num_scheduled
     wrong = np.flatnonzero(after != state.num_computed[rows])

@@ -4,9 +4,10 @@ scheduler on a logged state.
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
     step.view.waiting           # the waiting requests
-    step.decide()               # `schedule` again, on that state: set a breakpoint in it
+    step.decide()               # calls `schedule` again on this state; set a breakpoint in `schedule`
 
-Iteration does not compare decisions with the log, unless `decide` was called. `verify` compares a whole log.
+Iteration applies the logged decisions. Only steps on which `decide` was called are compared with the log.
+`verify` compares a whole log.
 """
 
 from collections import deque

@@ -145,7 +145,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return True if the fold raised `error` and the log ends with an observation."""
+    """Return whether `evolve` raised `error` while the log ends with an observation."""
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 

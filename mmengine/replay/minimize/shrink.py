@@ -18,7 +18,7 @@ from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
 
 T = TypeVar("T")
-# Settings that are reduced to the smallest value that the other settings allow.
+# Settings that are reduced as long as the script still fails.
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
     *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
@@ -83,9 +83,7 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def before_recoveries(script: Script) -> list[Script]:
-    """Return a script for each crashed process in the log. The script ends where the next process continues
-    the log.
-    """
+    """Return a script for each crash in the log, with only the observations before the recovery."""
     ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
     return [replace(script, observations=script.observations[:end]) for end in ends]
 
@@ -135,7 +133,7 @@ def shorten_stop(script: Script, name: str, count: int) -> Script:
 
 
 def drop_media(script: Script, name: str, index: int) -> Script:
-    """Replace a media item's embeddings in the prompt by text tokens."""
+    """Remove a media item. Its placeholder tokens stay in the prompt as text tokens."""
     media = list(_queued(script, name).media)
     del media[index]
     return _changed(script, name, media=tuple(media))
@@ -186,7 +184,8 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
     """Keep only the requests `names`, and lengthen their prompts, so that the requests fill the KV pool.
 
-    The first prompt becomes `more` tokens longer than its equal share, and the other prompts share the rest.
+    The first prompt grows by `more` tokens beyond an equal share of the missing tokens. The other prompts
+    share the rest.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
@@ -214,8 +213,8 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Replace each prompt's tokens by consecutive numbers. Each prompt has a different first number, so no
-    requests share a prefix.
+    """Replace the prompt tokens and the answer tokens of the named requests by consecutive numbers. Each
+    prompt has a different first number, so no requests share a prefix.
     """
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:

@@ -65,7 +65,7 @@ _KINDS = {
 
 
 def likely_rule(found: Divergence) -> str:
-    """Return a clause with the rule that probably differs, or that the log breaks."""
+    """Return a clause with the rule that probably differs, or with the rule that the log breaks."""
     if found.rule:
         return found.rule
     if found.broken is not None:

@@ -97,8 +97,8 @@ class Rules:
         """
         view, policy = self._view, self._view.config.policy
         expected = found.event
-        # vLLM decides row by row, but a vLLM log records all preemptions before the scheduled rows. At such a
-        # preemption, the rules may therefore schedule rows.
+        # vLLM decides row by row, but a vLLM log records all preemptions before the scheduled rows. At a
+        # logged preemption, the rules' decision may therefore be SCHEDULED.
         is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
         if not found.is_known or is_early:
             return f" The victim: {self._place(logged.row)}.", {}

@@ -21,8 +21,8 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        # Encoder key -> (step, reason, request for which the output was evicted or "", text after the
-        # reason's sentence or "").
+        # Maps an encoder key to the output's loss: the step, the reason, the request that needed the space
+        # (or ""), and a remark (or "").
         self._lost: dict[bytes, tuple[int, str, str, str]] = {}
 
     def loses(self, event: ev.Event) -> bool:
@@ -30,8 +30,8 @@ class MediaTrail:
         return any(key in self._present for key in getattr(event, "evict", ()))
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: if the record evicts outputs, the
-        event that this build's rules would decide instead; None if this event is unknown.
+        """Update the trail with a record that was just applied. `expected`: the rules' decision on the same
+        state, if the record evicts an output that the request needs; None if unknown.
         """
         for key in self._keys:
             if state.encoder.has(key):

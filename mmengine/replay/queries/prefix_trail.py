@@ -16,7 +16,7 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A period in which a prefix block was cached.
+    """A period in which a prefix block was cached, and the reason why the period ended.
 
     `since`, `by`: the step and the request that computed the block. `until`: the step in which the block left
     the cache, or -1 while it is cached. `why`: the reason, such as an eviction or a cache reset. `taken_by`:
@@ -37,7 +37,8 @@ class PrefixTrail:
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
     tokens at admission. `ahead`: a block's hash includes media up to this number of tokens after the block
-    (see `block_extras`). `by`: the request that computed the blocks in the first state.
+    (see `block_extras`). `by`: the request that counts as the source of a block if no running request holds
+    the block.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):

@@ -84,8 +84,8 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects the reasons for the requests that are not in a step. `view` shows the current state. The
-    caller calls `before` for each event, and then applies the event to the state.
+    """Collects the reasons why requests are not in a step. `view` shows the current state. The caller calls
+    `before` for each event, and then applies the event to the state.
     """
 
     def __init__(self, view: View):

@@ -14,7 +14,7 @@ from mmengine.replay.queries.envelopes import OWNER, client_ids
 
 MAX_NEAR = 5  # Maximum number of similar ids in an error message.
 MAX_COMPARED = 100_000  # Maximum number of ids that are compared with an unknown id.
-_PART = re.compile(r"(-\d+)?(/\d+)?")  # The index of a prompt in a call, and the index of a choice.
+_PART = re.compile(r"(-\d+)?(/\d+)?")  # The index of a prompt in an API call, and the index of a choice.
 _PREFIXES = (
     *("chatcmpl-", "cmpl-", "resp_", "msg_"),
     *("rs_", "fc_", "ctc_"),  # Items in a response.
@@ -27,7 +27,7 @@ MAX_CALLS = 64  # Maximum number of tool calls per answer that are compared with
 
 
 def matching_ids(names: Iterable[str], given: str) -> list[str]:
-    """Return the ids among `names` that belong to `given`: the id itself, and the ids of its prompts and
+    """Return the ids among `names` that belong to `given`: the id itself, or else the ids of its prompts and
     choices.
 
     `given` may have the prefix of an API (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`). A server's ids begin
@@ -99,8 +99,8 @@ def _meant(given: str) -> list[str]:
 
 
 def _belongs(name: str, wanted: str) -> bool:
-    """Return whether `name` is the id `wanted`, or the id of a prompt or a choice in the call `wanted`.
-    `name` may begin with the hash of an API key.
+    """Return whether `name` is the id `wanted`, or the id of a prompt or a choice in the API call
+    `wanted`. `name` may begin with the hash of an API key.
     """
     owner = OWNER.match(name)
     for own in (name, name[owner.end() :] if owner else name):

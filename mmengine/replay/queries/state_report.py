@@ -50,9 +50,9 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int, findings: Findings | None = None) -> StateReport:
-    """Return the state before step `number` was decided, or the state at the log's end if `number` is -1. The
-    report stops before a decision that cannot be applied to the state. `findings`: see CheckedLog. Raises
-    LogError if the step has no decisions, or if the log is missing or damaged.
+    """Return the state before step `number` was decided, or the state at the log's end if `number` is -1. If
+    a decision cannot be applied to the state, the log counts as ended before this decision. `findings`: see
+    CheckedLog. Raises LogError if the step has no decisions, or if the log is missing or damaged.
     """
     if number >= 0:
         return report_of(open_log(folder, findings).at(number).state)

@@ -91,7 +91,7 @@ class LaneChart {
     for (let y = from; y < to; y++) this.pixels.fill(colour, y * width + low, y * width + high);
   }
 
-  // Draws the names, the ends, the selected lane and the selected step on top of the lanes.
+  // Draws the names, the selected lane and the selected step on top of the lanes.
   drawOver(/** @type {number} */ slotHeight, /** @type {number} */ gap, /** @type {number} */ firstSlot, /** @type {number} */ lastSlot) {
     const { context, view, scale } = this, { data } = view;
     context.save();

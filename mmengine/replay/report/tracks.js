@@ -1,4 +1,4 @@
-// Draws the curves below the lanes, which show memory, budgets and queues over the same steps as the lanes.
+// Draws curves of memory, budgets and queues below the lanes, over the same steps.
 
 const TRACK_GAP = 8, AXIS = 20;
 

@@ -21,8 +21,7 @@ class SteadyClock:
 
     def resume(self, offset_ns: int, last_ns: int) -> None:
         """Continue in the middle of a log. `offset_ns`: the difference between converted and logged times in
-        the current process.
-        `last_ns`: the last record's converted time.
+        the current process. `last_ns`: the last record's converted time.
         """
         self._offset_ns, self._last_ns = offset_ns, last_ns
 

@@ -52,7 +52,7 @@ class Watch:
         # For each decided step: its work (None if unknown), and the host time before the step in ns (-1 if
         # unknown).
         self._decided: deque[tuple[StepWork | None, int]] = deque()
-        # The time at which the last result returned, or -1 if the engine was idle since then.
+        # The time at which the last result returned, or -1 if the engine has been idle since then.
         self._last_ns = -1
         self._first_ns = -1  # The time of the first decision for the step that is not dispatched yet.
         self._admitted: tuple[str, int] | None = None

@@ -5,11 +5,11 @@ Slowness: a machine can be slow for several seconds. A simulated step therefore 
 steps near the same time.
 
 Ratio and pause: a simulated step takes both from a logged step of the same class, which has the same kind and
-a similar size. Consecutive simulated steps of a class use consecutive logged steps, which are called a run. A
-run ends after RUN steps, or when the engine becomes idle. Each class then begins its next run at a random
-logged step that meets two conditions. First, the step is near the simulation's time. Second, the logged
-engine had been busy before the step for about as long as the simulated engine has been. The second condition
-matters, because a long-busy process has more pauses.
+a similar size. Consecutive simulated steps of a class use consecutive logged steps, which are called a run.
+The runs of all classes end after RUN simulated steps, or when the engine becomes idle. Each class then begins
+its next run at a random logged step that meets two conditions. First, the step is near the simulation's time.
+Second, the logged engine had been busy before the step for about as long as the simulated engine has been.
+The second condition matters, because a long-busy process has more pauses.
 """
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
-RUN = 256  # Number of steps in a run.
-# A log of n steps has runs that begin at most max(n / WINDOW, MIN_WINDOW) steps from the simulation's time.
+RUN = 256  # Number of simulated steps after which the runs of all classes end.
+# With n logged steps, a run begins at most max(n / WINDOW, MIN_WINDOW) steps before or after the logged step
+# at the simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
@@ -42,11 +43,11 @@ class DrawnTimes:
         }
         # The last step's kind, its slowness, its usual time, and its time without a pause, in ns.
         self._last = 0, 1.0, 0.0, 0.0
-        self._left = 0  # Number of steps left in the run.
+        self._left = 0  # Number of steps before the current runs end.
         self._busy_ns = 0.0
 
     def begin(self) -> None:
-        """Start a new run, because the engine was idle."""
+        """Start new runs, because the engine was idle."""
         self._busy_ns, self._left = 0.0, 0
 
     def step_ns(self, work: StepWork, now_ns: int) -> int:
@@ -173,8 +174,8 @@ class _Slowness:
     """The machine's slowness at the simulation's time.
 
     The log has no steps while the engine is idle, and in the half that calibration skips. At such a time,
-    the slowness is mirrored at the nearest step. For example, d ns after this step, the slowness is used that
-    the machine had d ns before the step.
+    the slowness is mirrored at the nearest step. For example, the slowness d ns after this step is taken from
+    the time d ns before the step.
     """
 
     def __init__(self, times: StepTimes):

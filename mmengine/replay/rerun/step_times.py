@@ -10,8 +10,9 @@ import numpy as np
 
 from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 
-# A step's phase. PLAIN: no request is being prepared during the step. DURING: a request arrives during the
-# step. BEFORE: a request is being prepared during the step, and arrives shortly after the step.
+# A step's phase. PLAIN: no request is being prepared (tokenized, media decoded) during the step. DURING: a
+# request arrives during the step. BEFORE: a request is being prepared during the step, and arrives shortly
+# after the step.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of step classes for each doubling of the step size.

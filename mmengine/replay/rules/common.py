@@ -62,7 +62,7 @@ def check_new_blocks(state: State, new: np.ndarray, references: np.ndarray | Non
 def check_encoder_work(
     state: State, event: ev.Scheduled | ev.Admitted, starts: RequestState | None = None
 ) -> Rules:
-    """Check the media items that a decision encodes. `starts`: the request that ADMITTED starts; None for
+    """Check the media items that a decision encodes. `starts`: the admitted request for ADMITTED; None for
     SCHEDULED.
     """
     size = 0

@@ -10,8 +10,8 @@ from mmengine.events import vocabulary as ev
 
 
 def check_observation(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers that contradict the state. With such numbers, the fold could allocate too
-    much memory.
+    """Raise ValueError for numbers that contradict the state. Applying an event with such numbers could
+    allocate too much memory.
     """
     match event:
         case ev.Arrived(request_id=name):
