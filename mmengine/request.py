@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Assumed maximum number of bytes after a stop string in the token that completes the stop string.
+# The token that completes a stop string may contain further text: by assumption, at most this many bytes.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -390,7 +390,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string cuts off, if each token has one byte."""
+        """Return an upper limit for the tokens that a stop string cuts off: one token per byte."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

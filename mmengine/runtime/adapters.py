@@ -22,7 +22,9 @@ ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """The adapters of one model. `register` sets the function that reads an adapter; `forget` removes it."""
+    """The adapters of one model. `register` sets the function that reads an adapter; `forget` removes the
+    function.
+    """
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
@@ -51,7 +53,7 @@ class AdapterStore:
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """Return each adapter in the step, with the indices of the adapter's tokens in the batch. Missing
+        """Return each adapter in the step, with the batch indices of the tokens that use the adapter. Missing
         adapters are loaded.
 
         Raises ExecutorFailed for an adapter that cannot be read any more.

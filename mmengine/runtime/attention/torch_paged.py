@@ -64,8 +64,8 @@ class TorchPagedAttention:
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         slots, table, lens = meta.on_device(self._device)
-        # A group reads equally many blocks for each row. Beyond a row's length, the group reads the dummy
-        # block, which contains zeros, because another request's block may contain NaN.
+        # A group reads equally many blocks for each row. Another request's block may contain NaN. Beyond a
+        # row's length, the group therefore reads the dummy block, which contains zeros.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._set_slots(slots)

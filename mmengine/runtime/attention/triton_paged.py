@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 class TritonPagedAttention:
     """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
-    the longest query in the step.
+    the largest number of queries that a row in the step has.
 
     With `one_tile`, a token's result has the same bits if the token is computed alone, within a prompt chunk,
     or next to drafts. An fp8 pool contains K and V rounded to fp8 without scaling.
