@@ -52,18 +52,19 @@ when the pipeline is created.
 ## Details
 
 * **Generation options.** As in transformers, generation options go into `generate_kwargs`, or are set when
-  the pipeline is created. Of the options that a call passes as its own keywords, transformers uses only
-  `max_new_tokens` and `stop_sequence`, and mmengine also `streamer`, `seed` and `logprobs`. Other keywords,
-  such as `min_new_tokens` and `generation_config`, are ignored with a warning.
+  the pipeline is created. Only `max_new_tokens` and `stop_sequence` may also be keywords of a call; mmengine
+  adds `streamer`, `seed` and `logprobs`. Other options among a call's keywords, such as `min_new_tokens` and
+  `generation_config`, are ignored with a warning.
 * **Arguments of the constructor.** `revision`, `dtype`, `device` and a `device_map` with one device are
   honoured, also in `model_kwargs`; engine settings are keywords (`max_model_len=4096`). Other arguments, such
   as `token` and `quantization_config`, are refused by name with a replacement. `trust_remote_code` is
-  accepted, and no code from a checkpoint is run. A transformers model is loaded again from its folder, or
-  from its hub id at its commit.
+  accepted, and no code from a checkpoint is run. If `model=` is a loaded transformers model, mmengine loads
+  the same files again: from the model's folder, or from its hub id at its commit.
 * **Attributes.** `pipe.model.config`, `pipe.processor`, `pipe.tokenizer` and `pipe.device` are those of
   transformers. `pipe.model` computes nothing.
-* **Return type.** As in transformers, a `return_type` that is no member of `ReturnType` (1, or "new_text")
-  gives prompt and answer as one text. A part of the type `video_url` is ignored, with a warning.
+* **Return type.** As in transformers, a `return_type` that is not a member of `ReturnType`, such as 1 or
+  "new_text", gives prompt and answer as one text.
+* **`video_url`.** As in transformers, a message part of this type is ignored. mmengine gives a warning.
 * **Streamers.** A streamer gets the prompt's tokens first, then each token. Several prompts are then answered
   one after another.
 * **Iterators.** A generator or dataset returns an iterator; prompts are prepared and answered in advance.
@@ -76,11 +77,11 @@ when the pipeline is created.
   `response_format=` or `grammar=`: they could exclude required tokens.
 * **Special tokens.** If a message contains the name of a special token, mmengine treats the name as text, and
   transformers as the token.
-* **URLs.** An image by `https://` is fetched only if allowed: `processor_kwargs={{"urls": True}}` for a call
-  or the pipeline, a list of hosts (`["images.example.org", "*.example.net"]`), or a
-  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with its own limits. Otherwise the URL is refused.
-  transformers fetches every URL. mmengine never connects to a private address, and limits time, bytes and
-  redirects ([rules](http.md#media-by-url)).
+* **URLs.** transformers fetches every URL. mmengine refuses URLs unless `processor_kwargs`, of the call or of
+  the pipeline, has the option `urls`. `{{"urls": True}}` allows `https://` URLs of all hosts, and a list such
+  as `["images.example.org", "*.example.net"]` only these hosts. A
+  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` as the option's value has its own limits. mmengine never
+  connects to a private address, and limits time, bytes and redirects ([rules](http.md#media-by-url)).
 
 ## All calls
 
