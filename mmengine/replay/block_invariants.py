@@ -86,9 +86,9 @@ def broken_windows(state: State) -> Iterator[str]:
     due = (numbers >= first[..., None]) & (numbers < state.num_blocks[rows][:, None])
     for group, place, number in np.argwhere((tables != 0) != due)[:1].tolist():
         yield (
-            f"row {int(rows[place])} holds block {int(tables[group, place, number])} with number {number} in "
-            f"group {group + 1}; it should hold the numbers {int(first[group, place])} to "
-            f"{int(state.num_blocks[rows[place]]) - 1}"
+            f"row {int(rows[place])} holds block {int(tables[group, place, number])} at position {number} of "
+            f"its block table in group {group + 1}; it should hold blocks at the positions "
+            f"{int(first[group, place])} to {int(state.num_blocks[rows[place]]) - 1}"
         )
     needed = windows.first_needed(state.num_computed[rows] - state.scheduled[rows])
     runs_on = state.ended[rows] == RUNS_ON
@@ -97,8 +97,9 @@ def broken_windows(state: State) -> Iterator[str]:
     settled &= not state.has_lazy_windows
     for group, place in np.argwhere(lacks | (settled & (first != needed)))[:1].tolist():
         yield (
-            f"row {int(rows[place])} holds blocks from number {int(first[group, place])} on in group "
-            f"{group + 1}; its next query reads from number {int(needed[group, place])} on"
+            f"in group {group + 1}, row {int(rows[place])} holds blocks from position "
+            f"{int(first[group, place])} of its block table on; its next query reads from position "
+            f"{int(needed[group, place])} on"
         )
     yield from _wrong_contents(state, rows, tables, due & (numbers < state.num_filled[rows][:, None]))
 
@@ -114,15 +115,15 @@ def _broken_uniform_window(state: State, rows: np.ndarray) -> Iterator[str]:
     is_held = state.block_table[rows] != 0
     for place, number in np.argwhere((is_due != is_held) & idle[:, None])[:1].tolist():
         yield (
-            f"row {int(rows[place])} {'holds' if is_held[place, number] else 'lacks'} the block with number "
-            f"{number}; it should hold the numbers {int(needed[place])} to "
-            f"{int(state.num_blocks[rows[place]]) - 1}"
+            f"row {int(rows[place])} {'holds a' if is_held[place, number] else 'lacks the'} block at "
+            f"position {number} of its block table; it should hold blocks at the positions "
+            f"{int(needed[place])} to {int(state.num_blocks[rows[place]]) - 1}"
         )
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that each block in a window group has the same content as the block with the same number in the
-    row's first group. `filled` marks the full blocks: bool [group, row, number].
+    """Check that each block in a window group has the same content as the block at the same position in the
+    row's first group. `filled` marks the full blocks: bool [group, row, position].
     """
     groups, places, numbers = filled.nonzero()
     keys = state.blocks.windows.keys[tables[groups, places, numbers]]
@@ -131,6 +132,6 @@ def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: 
     wrong &= keys != contents * state.windows.num_groups + groups
     for place in np.flatnonzero(wrong)[:1].tolist():
         yield (
-            f"row {int(rows[places[place]])} holds another content in group {int(groups[place]) + 1}, number "
-            f"{int(numbers[place])}, than in the first group"
+            f"row {int(rows[places[place]])} holds other content at position {int(numbers[place])} of its "
+            f"block table in group {int(groups[place]) + 1} than in the first group"
         )

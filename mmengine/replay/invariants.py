@@ -91,8 +91,8 @@ def _state_slots(state: State) -> Iterator[str]:
     for content, slot in slots.kept():
         if slots.held[slot] or slots.content[slot] != content:
             yield (
-                f"prefix hits may start from the kept state in slot {slot}, but a row holds this slot, or it "
-                "holds another state"
+                f"prefix hits may start from the kept state in slot {slot}, but this slot belongs to a row "
+                "or contains another state"
             )
 
 

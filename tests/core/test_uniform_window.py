@@ -77,7 +77,8 @@ def test_the_number_of_held_blocks_does_not_depend_on_the_length(length):
     one = request("long", length, max_tokens=99)
     most = most_held(bench, one)
     assert bench.tokens["long"] == reference_tokens(one, bench.config)[0]
-    # A chunk of 16 tokens and the 5 previous tokens fit into 7 blocks of 4 tokens.
+    # A chunk of 16 tokens and the 5 previous tokens are in 6 blocks of 4 tokens. The limit adds a block for
+    # tokens that begin inside a block.
     assert 5 < most <= most_blocks(GROUPS, 399, 4, 16) == 7
     assert held(bench) == 0
 
@@ -154,9 +155,9 @@ def test_the_invariant_names_a_row_with_a_wrong_table():
     assert not list(broken_windows(bench.state))
     table, last = bench.state.block_table, int(bench.state.block_table[0, 19])
     table[0, 19] = 0
-    assert "lacks the block with number 19" in next(broken_windows(bench.state))
+    assert "lacks the block at position 19" in next(broken_windows(bench.state))
     table[0, 19], table[0, 3] = last, 8
-    assert "holds the block with number 3" in next(broken_windows(bench.state))
+    assert "holds a block at position 3" in next(broken_windows(bench.state))
 
 
 def test_a_log_verifies_and_under_other_rules_does_not(tmp_path, monkeypatch):
