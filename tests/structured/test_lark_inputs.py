@@ -111,7 +111,7 @@ def test_random_answers_are_json_strings_that_the_grammar_derives() -> None:
 @pytest.mark.parametrize(
     ("lark", "why"),
     [
-        ('a: "b"', "no rule start"),
+        ('a: "b"', "no rule called start"),
         ("start: b", "there is no rule 'b'"),
         ('start: "a" b\nb: "c"\nb: "d"', "defined twice"),
         ('start: "a"\n%ignore /x/', "line 2: '%ignore"),

@@ -35,7 +35,7 @@ class Compiled(Protocol):
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
         """Return a Closer for a new text with at most `budget` tokens, or None if completion is off.
 
-        Up to `reserve` tokens in the budget are reserved for completing the text after a stop string.
+        The budget's last `reserve` tokens, or fewer, can only complete a text that a stop string cut off.
         """
 
 
@@ -90,9 +90,10 @@ class Backend(Protocol):
         """
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Return tokens for the text of `token_ids` before the last occurrence of `behind`.
+        """Return tokens for the text of `token_ids` without its end `behind`, which a stop string cut off.
 
-        Only a partial character may follow `behind`. Returns None if no tokens have this text.
+        After `behind`, `token_ids` may still have the bytes of an incomplete character. Returns None if no
+        tokens have the shorter text.
         """
 
 

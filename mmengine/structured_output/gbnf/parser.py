@@ -46,7 +46,7 @@ def parse_grammar(text: str) -> dict[str, Node]:
     rules = _Parser(text).rules()
     if "root" not in rules:
         raise InvalidRequest(
-            "the grammar has no rule called root, where texts begin", code=ErrorCode.INVALID_GRAMMAR
+            "the grammar has no rule called root, the start rule", code=ErrorCode.INVALID_GRAMMAR
         )
     for each in references(rules.values()):
         if each.name not in rules:

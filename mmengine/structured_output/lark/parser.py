@@ -48,7 +48,7 @@ def parse_lark(text: str) -> dict[str, Node]:
         raise UnsupportedLark(f"it has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     rules = _Parser(text).rules()
     if "start" not in rules:
-        raise UnsupportedLark("it has no rule start, where texts begin")
+        raise UnsupportedLark("it has no rule called start")
     for each in references(rules.values()):
         if each.name not in rules:
             raise UnsupportedLark(f"line {each.line}: there is no rule {each.name!r:.60}")
