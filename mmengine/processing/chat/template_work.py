@@ -17,7 +17,7 @@ MAX_MADE = 2**28  # Maximum number of characters in all texts that a rendering m
 MAX_STEPS = 5_000_000  # Maximum number of loop iterations, calls, filters and operators.
 MAX_SECONDS = 10.0  # Maximum processor time of a rendering in seconds.
 MAX_WIDTH = 10_000  # Maximum absolute value of integer arguments, such as field widths.
-MAX_BITS = 4096  # Maximum number of bits in an integer.
+MAX_BITS = 4096  # Maximum estimated number of bits in a product or a power.
 _LOOK_STEPS = 64  # Number of steps between two readings of the clock.
 _ENTRY_CHARS = 16
 _ENTRIES_IN_STEP = 4  # Number of entries that can be measured in the time of a step.
@@ -56,6 +56,7 @@ class Work:
             return len(value)
         if isinstance(value, bytes):
             self.make(len(value))
+        # An integer that a filter makes from a text may have more bits than a product.
         if isinstance(value, int) and value.bit_length() > 16 * MAX_BITS:
             refuse()
         return self.measure(value)
@@ -103,5 +104,5 @@ def check_size(size: int) -> None:
 def refuse() -> NoReturn:
     raise jinja2.TemplateError(
         f"it makes a value that is too large (over {MAX_CHARS:,} characters, a width over {MAX_WIDTH:,}, or "
-        f"{MAX_BITS:,} bits)"
+        f"a number that may exceed {MAX_BITS:,} bits)"
     )
