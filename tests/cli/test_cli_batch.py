@@ -185,7 +185,7 @@ def test_a_lost_answer_file_is_noticed(tmp_path, replaced):
     engine = SimpleNamespace(requests=SimpleNamespace(delivered=told.append))
     with pytest.raises(FileNotFoundError, match="the answer file was removed or replaced"):
         _deliver(engine, answers, now=True)
-    assert told == [], "the log keeps the answer"
+    assert told == [], "a lost answer must not be logged as delivered"
     answers.close()
 
 

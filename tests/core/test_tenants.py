@@ -88,8 +88,8 @@ def test_fairness_preempts_nothing():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_tenants_that_wait_are_served_equally(seed):
-    """While two tenants wait, their token counts differ by at most the tokens that the running rows can still
-    compute.
+    """While both tenants have waiting requests, nearly the same number of tokens is computed for both. The
+    difference is at most 20 tokens, the longest request's length, for each row and for one more request.
     """
     rng = random.Random(seed)
     rows = rng.randint(1, 6)

@@ -1,4 +1,6 @@
-"""Tests that drafts change neither where an answer ends, nor where a row with NaN fails."""
+"""Tests that drafts do not change an answer's tokens, logprobs and end, and that NaN in a draft affects at
+most the draft's row.
+"""
 
 import numpy as np
 import pytest
@@ -92,7 +94,7 @@ FREE = {"ignore_eos": True, "max_tokens": 17}
 
 
 def test_an_accepted_run_is_kept_up_to_the_texts_end():
-    # Drafts that match the answer beyond its end are dropped after the end.
+    # The drafts continue after the token at which the answer must end. The answer still ends at this token.
     model = ToyModel()
     base, _ = run(model, {"a": FREE})
     stop = next(t for t in base["a"][0][2:] if t not in base["a"][0][:2])

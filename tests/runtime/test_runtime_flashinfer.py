@@ -144,7 +144,9 @@ def partial_bytes(bucket, spec, multiprocessors):
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # FlashInfer assumes any row lengths: each row but the first may add a tile
+    # FlashInfer's decode wrapper plans as if a row could have any number of queries, so each row except the
+    # first may add a tile.
+    if bucket.query_len == 1:
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4

@@ -1,6 +1,6 @@
-"""Tests the exchanges between tensor-parallel ranks in a step, captured or not.
+"""Tests the exchanges between tensor-parallel ranks in a step, with and without a captured graph.
 
-The ranks are threads, without a model.
+The ranks are threads. A few all-reduces replace the model's layers.
 """
 
 import threading
@@ -144,7 +144,7 @@ def compute(group, fail_at=None):
 
 
 class Captured:
-    """Replaces a group's DecodeGraphs, and replays every step in the bucket FOUR."""
+    """Replaces a group's DecodeGraphs. Every step is replayed as the captured step with four rows (FOUR)."""
 
     def __init__(self, group, begin=lambda: None):
         self.replay, self._begin = partial(group.replay, FOUR, partial(compute, group)), begin
@@ -192,7 +192,9 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
 
 
 def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
-    """The group is lost on all ranks, because the other ranks wait in the graph."""
+    """If a failed rank cannot replay the step either, all ranks lose the group, because the other ranks wait
+    in the replay.
+    """
 
     def failing(group):
         def begin():

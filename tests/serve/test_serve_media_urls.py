@@ -1,4 +1,7 @@
-"""Prompts with media URLs: which URLs are fetched, and when the fetched bytes are released."""
+"""Tests prompts with media by URL: which URLs are found, when they may be fetched, and that answers are the
+same as for the media's bytes. Also tests limits, errors in a batch's lines, a resume without the network, and
+cancelled fetches.
+"""
 
 import asyncio
 import binascii

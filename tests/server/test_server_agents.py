@@ -1,4 +1,4 @@
-"""Tests calls from coding agents and chat pages, with ten turns for each client.
+"""Tests calls from coding agents and chat pages, with five calls from a conversation of ten for each client.
 
 agent_turns.json has each client's fields, blocks and tools. In agent_turns.json, `{n}` stands for the turn's
 number. agent_sizes.py replaces {system} and {result} with generated texts.
@@ -69,6 +69,7 @@ def usage_of(text):
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_ten_turns_of_each_client_are_answered(long, name):
+    """Makes the first three and the last two of ten calls. The other calls would differ only in length."""
     client, last = CLIENTS[name], 0
     for number in (*range(3), 8, 9):
         body = json.loads(json.dumps(client["body"]).replace("{n}", str(number)))
