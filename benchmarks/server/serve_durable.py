@@ -42,7 +42,8 @@ def main(
     part: Annotated[list[Which] | None, typer.Option(help="Parts to run (default: all).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the tables here, as markdown; of all parts into results/.")
+        Path | None,
+        typer.Option(help="Markdown file for the tables (default for a full run: a file in results/)."),
     ] = None,
 ) -> None:
     """Measure on this machine, with one torch thread for each process."""
@@ -119,7 +120,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
 
 
 def _costs(log: Path, quick: bool) -> Part:
-    """Measure the CPU costs per request. Must run before other parts allocate memory."""
+    """Measure the CPU costs per request."""
     from benchmarks.server.durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
 
     rounds, requests = (4, 128) if quick else (200, 128)

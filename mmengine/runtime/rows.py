@@ -27,7 +27,7 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
-CLOSES = 2048  # the grammar's text is completed when max_tokens is near
+CLOSES = 2048  # near max_tokens, the answer is completed as its grammar allows
 HISTORY = 4096  # rules that depend on earlier tokens: no-repeat n-grams, biased sequences
 TYPICAL = 8192
 THINKING = 16384  # the reasoning has its own token budget
@@ -124,8 +124,8 @@ class RowColumns:
             self.repetitions.admit(row, request, admission.token_ids)
 
     def has_repeated(self, row: int) -> bool:
-        """Return whether the request's answer had repeated itself before the request was admitted to the row.
-        If so, the answer is completed according to the grammar.
+        """Return whether a preempted or resumed request's answer had repeated itself before this admission.
+        The row then only completes the answer, as the request's grammar allows.
         """
         return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 

@@ -1,4 +1,4 @@
-"""Keeps a checkpoint's tensor names, because transformers renames the tensors when it loads them."""
+"""Leaves a checkpoint's tensor names unchanged, because transformers renames the tensors during loading."""
 
 from mmengine.checkpoint.names import TensorNames
 

@@ -31,8 +31,9 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """Set `keep_at` of each row to the next position at which the row's state is cached. The position comes
-    after the tokens that the current step computes. Drafts do not count, because they may be rejected.
+    """Advance `keep_at` of each row in `rows` past the tokens that the row has computed. `keep_at` is the
+    next position at which the row's state is cached. The current step's drafts are not yet counted as
+    computed, because they may be rejected.
     """
     if not any_due(state.keep_at, state.num_computed):
         return

@@ -80,9 +80,9 @@ def filled(body: Body) -> State:
 
 
 def filled_around(body: Body, config: EngineConfig, live: Callable[[State], Live]) -> State:
-    """Return the state for a body without requests and digest. `config`: the state's settings.
-    `live`: a function that returns the ordered lists of live requests and waiting requests.
-    Raises CorruptLog if the body is invalid.
+    """Return the state that consists of `body` and the live requests. `body` has neither requests nor a
+    digest (`body_without_requests`). `config`: the state's settings. `live`: a function that returns the
+    ordered lists of live requests and waiting requests. Raises CorruptLog if the body is invalid.
     """
     with _naming_contradictions():
         state = _unfilled(body, config)

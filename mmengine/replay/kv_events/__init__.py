@@ -1,1 +1,1 @@
-"""KV events: the changes to the KV cache in a log, in the format that vLLM's routers read."""
+"""Converts a log's records of KV cache changes to KV events, in the format that vLLM's routers read."""

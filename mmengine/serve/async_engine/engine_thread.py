@@ -64,7 +64,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Queue a call for the engine's thread, between two steps. The call must not raise."""
+        """Queue a call. The engine's thread makes the call between two steps. The call must not raise."""
         self._calls.put(call)
 
     async def call(self, function: Callable[[Engine], T]) -> T:

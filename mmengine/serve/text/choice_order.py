@@ -10,9 +10,11 @@ from mmengine.serve.text.request_output import RequestOutput, split_output
 
 
 def in_order(choices: Sequence[RequestOutput], order: bytes) -> list[RequestOutput]:
-    """Split complete choices without text into outputs in generation order. `order`: for each generated
-    token, the choice's index in `choices`, as a byte. Tokens beyond `order` come last. The last output gets
-    the last choice's field `completion`.
+    """Return outputs with the tokens of `choices`, in the order in which the tokens were generated.
+
+    `choices`: for each choice, an output with all its tokens. Its text is empty, because readers of a stream
+    decode the tokens. `order`: for each generated token, the choice's index in `choices`, as a byte. Tokens
+    beyond `order` come last. The last output gets the last choice's field `completion`.
     """
     if len(choices) == 1 or not order:
         return [piece for choice in choices for piece in split_output(choice)]

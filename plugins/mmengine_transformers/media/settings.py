@@ -49,9 +49,10 @@ class HostedMedia:
     `image_prompt`, `video_prompt`: the prompt that the processor gets with an image or a video. `no_video`:
     why the model takes no videos. `video_template`: the chat template that the processor prefers for messages
     with videos, or "". `max_images`: maximum number of images in a prompt; 0: no limit. `max_videos`: maximum
-    number of videos in a prompt; 0: no limit. With a limit for videos, a prompt has either images or videos.
-    `embeds`: the tokens that an item's embeddings replace. `indicators`: the tokens whose embeddings are
-    constants of the model. `identity`: the processor's digest.
+    number of videos in a prompt; 0: no limit. If `max_videos` is not 0, a prompt with a video cannot have
+    images. `embeds`: the placeholder tokens, whose embeddings the item's embeddings replace. `indicators`:
+    special tokens in an item's text whose embeddings are the same for all items. `identity`: the processor's
+    digest.
     """
 
     folder: str

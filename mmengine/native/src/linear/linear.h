@@ -3,9 +3,10 @@
 // The weights of a layer may be stored as codes, with a scale per group of codes along k. FP8 codes (e4m3) are
 // multiplied as bfloat16(code * scale), so y has the same bits as with a layer of these bfloat16 weights. int8 and int4
 // codes are integers, and a group may also have a minimum: a weight is code * scale + min. Integer codes are multiplied
-// unscaled, and each group's sum is scaled in float32, so that no weight is rounded. AMX keeps sums in tiles, so there
-// weights are rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16
-// instructions. Optionally x is quantised to int8 or int16, and integers are multiplied.
+// unscaled, and each group's sum is scaled in float32, so that no weight is rounded. AMX adds up several groups in a
+// tile register, so a group's sum cannot be scaled there. With AMX, weights are therefore scaled before the product and
+// rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16 instructions.
+// Optionally x is quantised to int8 or int16, and integers are multiplied.
 //
 // A layer may also have the blocks of a GGUF file, of one type for each run of panels (mm_linear_blocks). A float32 layer
 // multiplies the weights that the blocks stand for, so y has the same bits as with a layer of these float32 weights. A
@@ -32,12 +33,12 @@ typedef struct {
 
 typedef struct {
   int32_t n, k, dtype;
-  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16
+  int32_t form;  // MM_PLAIN: the weights are stored as `dtype`; MM_FP8 needs the dtype MM_BF16
   int32_t group;  // 0, or codes per scale: a multiple of 32 up to MM_MAX_GROUP
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
   const float* bias;  // [n] or NULL
-  int32_t x_form;  // MM_PLAIN; or MM_INT8 or MM_INT16: rows of x are quantised (linear/int8.h)
+  int32_t x_form;  // MM_PLAIN; or, with MM_BF16, MM_INT8 or MM_INT16: rows of x are quantised (linear/int8.h)
   int32_t num_runs;
   const mm_block_run* runs;  // for MM_BLOCKS: [num_runs] in order; the first begins with panel 0. Else NULL
 } mm_linear;

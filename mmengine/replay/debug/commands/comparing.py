@@ -29,7 +29,7 @@ def difference(session: SessionBase, rest: str) -> list[Block]:
 @command("align", group=COMPARES)
 def align(session: SessionBase, rest: str) -> list[Block]:
     """Move the other log to the position that corresponds to this log's position.
-    Before the first difference, this is the same step; after the difference, the same request's arrival.
+    Before the first difference, this is the same step. After it, as many requests have arrived in both logs.
     """
     where = _pair(session).align()
     return [Text([f"{_pair(session).names[1]}: {where}"]), *other(session, "where")]

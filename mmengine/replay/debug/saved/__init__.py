@@ -4,6 +4,6 @@ position.
 marks.py: the positions with a saved copy of the state
 packed_state.py, copied_state.py: the two forms of a copy
 request_table.py: the live requests, which all copies share
-kept_states.py: a file with copies in the user's cache
+kept_states.py: keeps the copies in a file in the user's cache folder
 compression.py: compresses states and requests
 """

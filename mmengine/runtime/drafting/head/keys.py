@@ -2,7 +2,8 @@
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
 gets no drafts. A request's first blocks may be prefix hits, or may be swapped in from the host. If the head
-has not read these blocks yet, the row gets no drafts until the head has read them for another row.
+has not read these blocks yet, the row gets no drafts before the head has read them, either for the row that
+filled them or for this row from copied states (deferred.py).
 """
 
 import numpy as np
