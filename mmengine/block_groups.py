@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 MAX_GROUPS = 64
-MAX_LENGTH = 2**24  # The maximum length in tokens of a request if windows free its blocks.
+MAX_LENGTH = 2**24  # The maximum length of a request in tokens, if all its layers have a window.
 
 
 class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -99,7 +99,7 @@ def reachable(graph: Graph, node: str) -> set[str]:
 
 
 def levels(graph: Graph) -> list[list[str]]:
-    """Return the packages by the length of the longest path of imports that leads to them."""
+    """Group the packages by the length of the longest path of imports that leads to them."""
     importers = {node: {each for each in graph if node in graph[each]} for node in graph}
     depth: dict[str, int] = {}
 

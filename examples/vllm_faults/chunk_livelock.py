@@ -4,8 +4,8 @@
 
 With `disable_chunked_mm_input`, a prefill chunk must not end inside an image. `long_prefill_token_threshold`
 limits the chunk's length, but only if several requests are present. If an image is longer than the threshold,
-no chunk covers the image, and nothing is scheduled. vLLM 0.32.0 splits an image at the start of a chunk, and
-serves both requests.
+no chunk covers the image, and nothing is scheduled. In vLLM 0.32.0 a chunk that starts at an image may split
+the image, so both requests are served.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -23,7 +23,7 @@ MAX_BLOCK = 2**14  # Maximum number of rows, and of columns, in a block.
 
 
 class Block(NamedTuple):
-    """The numbers of rows and columns that share a scale."""
+    """The size of a block of weights that share a scale."""
 
     rows: int
     columns: int
