@@ -1,9 +1,10 @@
 """The interface of block stores: key-value stores that keep KV blocks outside the engine's process.
 
-The engine does not trust a store. It adds a header with a digest to each value (`sealed.py`), and uses only
-values whose digest is valid. A store that hangs, or loses or damages values, costs only time. Deadlines limit
-this time. Another package declares its store as an entry point in the group `mmengine.block_stores`. The
-entry point is a callable that takes the settings `block_store_path` and `block_store_bytes`.
+The engine does not trust a store. The engine adds a header with a digest to each value (`sealed.py`), and
+uses only values whose digest is valid. A store that hangs, or loses or damages values, costs only time.
+Deadlines limit this time. Another package declares its store as an entry point in the group
+`mmengine.block_stores`. The entry point is a callable that takes the settings `block_store_path` and
+`block_store_bytes`.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,9 @@ class BlockStore(Protocol):
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         """Store the values. Each value is a sequence of buffers to concatenate.
 
-        The value for a key never changes. If the key is already present with the same size, the store may
-        keep the old value. If the store is full, the store skips the value or evicts another value.
+        The value for a key never changes. If the store already has a value of the same size for the key,
+        the store may keep the old value. If the store is full, the store skips the value or evicts another
+        value.
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:

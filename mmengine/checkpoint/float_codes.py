@@ -1,5 +1,5 @@
-"""Reads matrices with floating-point codes, as compressed-tensors and ModelOpt store them. Does not import
-torch.
+"""Reads quantised matrices with floating-point codes, as compressed-tensors and ModelOpt store them. Does not
+import torch.
 
 A matrix `X.weight` [out, in] has one of two forms. Tensor names and dtypes show the form, so a folder may mix
 both:
