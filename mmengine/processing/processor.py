@@ -86,10 +86,11 @@ class ChatProcessor:
     ) -> Prepared:
         """Prepare chat messages; see Processor.
 
-        `continue_final_message` omits the end of the last message, so that the answer continues the message,
-        and overrides `add_generation_prompt`. `media_options` apply to every image and video, except where a
-        message part has its own options. `media_options` may also contain `local_files` (False refuses paths
-        in untrusted messages; default True) and `video_metadata` (a list with an entry per video).
+        `continue_final_message` ends the prompt with the last message's text, without the template's
+        end-of-turn text. The answer then continues the message, and `add_generation_prompt` is ignored.
+        `media_options` apply to every image and video, except where a message part has its own options.
+        `media_options` may also contain `local_files` (False refuses paths in untrusted messages; default
+        True) and `video_metadata` (a list with an entry per video).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)

@@ -88,7 +88,7 @@ def _host(netloc: str) -> tuple[str, IPAddress | None]:
 
 
 def host_name(text: str) -> str:
-    """Return a host name as in DNS: lower-case ASCII. Raises FetchRefused."""
+    """Convert a host name to its form in DNS: lower-case ASCII, no final dot. Raises FetchRefused."""
     name = text.removesuffix(".").lower()
     if len(name) > MAX_HOST_CHARS:
         raise refused("url")

@@ -1,7 +1,8 @@
 """Recognises image and video files by their first bytes, and checks the image sizes in these bytes.
 
-A size is checked only for formats whose library allocates memory before reporting the size. All other checks
-are left to the decoder, which runs in a process with limits on memory and time (`processing/workers`).
+Only two formats need this check: libwebp allocates an extended WebP's canvas before it reports the size, and
+Pillow decodes run-length coded BMPs slowly. All other checks are left to the decoder, which runs in a process
+with limits on memory and time (`processing/workers`).
 """
 
 import struct
@@ -15,7 +16,7 @@ _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"p
 
 
 class FormatError(ValueError):
-    """A refused file. The error's text continues a sentence that begins with the file's name."""
+    """A refused file. The error's text has no subject: the caller puts the file's name before the text."""
 
 
 def image_format(data: bytes) -> str | None:

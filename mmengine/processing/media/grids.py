@@ -1,8 +1,8 @@
 """Media settings of models with dynamic resolution ("smart resize").
 
-Each side of an image is rounded to a multiple of an embedding's side length in pixels. The aspect ratio is
-kept, and the pixel count is brought into a range. Image sizes and video sampling follow transformers'
-processors for these models.
+Each side of an image is rounded to a multiple of `PatchSettings.factor`, the side length of the square of
+pixels that becomes one embedding. The aspect ratio is nearly kept, and the pixel count is brought into a
+range. Image sizes and video sampling follow transformers' processors for these models.
 """
 
 import json
@@ -31,7 +31,7 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXELS
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_RESIZED_PIXELS = 2**24  # Maximum pixels per image: 16,384 embeddings with 32 x 32 pixels.
+MAX_RESIZED_PIXELS = 2**24  # Maximum pixels per image: 16,384 embeddings of 32 x 32 pixels each.
 # A model folder must have these values, because this module resizes images bicubically, and encoders scale
 # and normalise the pixels on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}

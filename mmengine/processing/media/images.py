@@ -1,9 +1,9 @@
-"""Checks images and arrays of pixels, and converts them to RGB. Each pixel has the value that transformers
-gets from Pillow.
+"""Checks images and arrays of pixels, and converts them to RGB. Except in 16-bit grey images, each pixel has
+the value that transformers gets from Pillow.
 
-Transparent images are composited on white (as in transformers), EXIF rotation is applied, 16-bit grey is
-scaled (not clipped) to 8 bits, and Pillow converts CMYK. An animation is refused, because an answer about a
-single frame would silently ignore the other frames.
+Transparent images are composited on white, EXIF rotation is applied, and Pillow converts CMYK. 16-bit grey is
+scaled to 8 bits, while transformers clips the values at 255. An animation is refused, because an answer about
+a single frame would silently ignore the other frames.
 """
 
 import io
@@ -183,7 +183,7 @@ def to_array(source: Any, where: str) -> np.ndarray:
 def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
     """Convert [h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels to uint8 [h, w, 3].
 
-    The channel dimension may be first or last. If both dimensions fit, the first is the channel dimension.
+    If both the first and the last dimension have 1, 3 or 4 entries, the first is the channel dimension.
     Integers are 0 to 255 (uint16: 0 to 65535). Floats are whole numbers from 0 to 255 or fractions from 0 to
     1, as in transformers.
     """

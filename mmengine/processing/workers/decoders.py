@@ -21,7 +21,7 @@ class Decoders:
 
     Processes start on demand. If a process crashes, or if decoding exceeds `limit_s` (0: no limit) or the
     request's deadline, only the current item fails. After a failed start, no process is started during a
-    pause, which grows with each failure. An item that needs a new process then raises QueueFull.
+    pause, which grows with each failure. During the pause, an item that needs a new process raises QueueFull.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
