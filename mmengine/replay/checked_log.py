@@ -292,9 +292,9 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
 
 
 def _constants(started: ev.Started, config: EngineConfig) -> tuple[ev.FoldConstants, ...]:
-    """Return the constants that STARTED may have. If another engine recorded the log, the second item is for
-    earlier versions of the recorder. They did not set `fills_with_results`, and took `media_ahead` and
-    `media_held_ahead` from vLLM's newest version.
+    """Return the constants that STARTED may have. If another engine recorded the log, the second item has the
+    constants that earlier versions of the recorder wrote. They did not set `fills_with_results`, and took
+    `media_ahead` and `media_held_ahead` from vLLM's newest version.
     """
     exact = constants_of(config, started.host)
     if not started.host:

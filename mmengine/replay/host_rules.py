@@ -20,7 +20,8 @@ def is_setting(fingerprint: str, value: str) -> bool:
 
 class HostRules(NamedTuple):
     """The rules for a log. `compat`: the setting that selects the rules, or "" if no rules apply. `name`: the
-    name of the rules in messages. `caveat`: the reason why the rules may differ from the host's rules, or "".
+    name of the rules in messages. `caveat`: why no rules apply, or why the rules may differ from the host's
+    rules, or "".
     """
 
     compat: str

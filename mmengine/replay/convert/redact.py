@@ -51,10 +51,10 @@ class RedactReport:
 def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
     """Write a copy of the log in `source`, without user content, to `target`.
 
-    The copy has the source's decisions. If the source verifies, the copy verifies too, and a wrong digest
-    stays wrong. The copy ends with the first decision that the state cannot take. `key`: at least 16
-    unguessable bytes, which are not stored. With the same key, equal values in several logs get equal hashes.
-    `findings`: see CheckedLog.
+    The copy has the source's decisions. If the source verifies, the copy verifies too. A state digest that is
+    wrong in the source is also wrong in the copy. The copy ends with the first decision that the state cannot
+    take. `key`: at least 16 unguessable bytes, which are not stored. With the same key, equal values in
+    several logs get equal hashes. `findings`: see CheckedLog.
 
     Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
     `verify`'s errors.

@@ -49,7 +49,7 @@ class Debugger:
     """A debugger for a log.
 
     `can_evaluate`: whether conditions may be Python expressions, which only a terminal allows. Methods that
-    move return the reason for stopping, or "" at the log's beginning or end.
+    move return the reason for stopping, or "", for example at the log's end.
     """
 
     def __init__(self, navigator: Navigator, *, can_evaluate: bool = False):

@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A filter. `reads_record`: whether the filter also reads the next record."""
+    """A filter. `reads_record`: whether a comparison reads a field of the next record."""
 
     text: str
     comparisons: tuple[Comparison, ...]

@@ -16,7 +16,9 @@ END = 2**62  # after all records
 
 
 class Pair:
-    """A debugger on a log, and the debugger `other` on a second log. `names`: the logs' folder names."""
+    """A debugger on a log, and the debugger `other` on a second log. `names`: the logs' folder names,
+    or the paths if the names are equal.
+    """
 
     def __init__(self, debugger: Debugger, other: Debugger):
         self.debugger, self.other = debugger, other

@@ -110,7 +110,8 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
     """Return (number, logged decisions, this build's decisions, error) for the open or next step. Both lists
-    begin at the navigator's position. The error is the exception that this build raised, as text, or "".
+    begin with the first decision at or after the navigator's position. The error is the exception that this
+    build raised, as text, or "".
     """
     logged: list[ev.Event] = []
     step = -1

@@ -1,5 +1,5 @@
-"""Builds tables that show a state: the queue, rows, blocks, the prefix index, the encoder cache, drafts,
-sessions and adapters.
+"""Builds the tables and texts that show a state: counters, rows, blocks, the prefix index, the encoder cache,
+sessions, adapters and requests. steps.py builds the tables of the queue and the drafts.
 """
 
 from collections.abc import Callable

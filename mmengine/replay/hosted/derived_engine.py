@@ -54,8 +54,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether this build's rules can derive the decisions that follow the recorded call `event`. A
-        stall changes no decision, so the result is True. For every other kind of call, the result is False.
+        """Return whether this build's rules can derive the decisions after a NOTED event. This is only the
+        case for the kind "stall", because a stall changes no decision.
         """
         return event.kind == "stall"
 

@@ -21,8 +21,8 @@ NS = 10**9
 class Numbered(NamedTuple):
     """An encoded batch with its number. A log's batches are numbered 0, 1, … in order.
 
-    If the log's beginning was deleted, the first batch has the number of the first record. This number cannot
-    be below the batch's number in the complete log, because a record creates at most one batch.
+    If the log's beginning was deleted, the first batch has the number of the first record. A record creates
+    at most one batch, so no later batch gets a lower number than before the deletion.
     """
 
     seq: int

@@ -1,9 +1,9 @@
 """Derives KV event batches, in vLLM's format, from the records of a log.
 
 A block is announced when its step is EXECUTED, not when the step is scheduled. Before EXECUTED, only requests
-of this engine may hit the block, because their steps run after the step that fills the block. The event that
-reuses a block also revokes the block's announcement. Each record creates at most one batch, so a reader that
-starts again gets the same batch numbers.
+of this engine may hit the block, because their steps run after the step that fills the block. The record that
+changes a block's content also revokes the block's announcement. Each record creates at most one batch, so a
+reader that starts again gets the same batch numbers.
 """
 
 import hashlib

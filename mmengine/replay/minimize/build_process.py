@@ -27,8 +27,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Derive the log's decisions with this build, and return the first position at which they differ from the
-    log. A log that this build cannot read counts as different.
+    """Derive the log's decisions with the build that runs this script, and return the first decision that
+    differs from the log. A log that this build cannot read counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record

@@ -38,9 +38,10 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 class CommandProbe:
     """A probe that counts a log as failing if the command's exit code is not 0.
 
-    A failure's signature consists of the exit code and the last printed line without its numbers. When the
-    deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in this process
-    and returns the exit code. If `main` is None, every command runs in a new process.
+    A failure's signature consists of the exit code and a printed line without its numbers: `verify`'s
+    verdict, or else the last line. When the deadline passes, the command is killed. `main` runs `mmengine`
+    with the given arguments in this process and returns the exit code. If `main` is None, every command runs
+    in a new process.
     """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):

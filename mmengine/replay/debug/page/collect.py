@@ -27,7 +27,8 @@ from mmengine.replay.timeline import is_scheduling
 from mmengine.version import __version__
 
 MAX_RECORDS = 3000
-SAVE_EVERY = 32  # number of records between saved states; a view replays the records after a saved state
+# Number of records between saved states. At each position, some views replay the records since a saved state.
+SAVE_EVERY = 32
 _OF_RECORDS = ("position", "event", "request", "reason", "time_ms")
 
 

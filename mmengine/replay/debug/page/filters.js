@@ -26,7 +26,7 @@ function python(/** @type {any} */ value) {
   return value === true ? "True" : value === false ? "False" : String(value);
 }
 
-// Returns the last value of a list of changes at a position, or null.
+// Returns the value at a position, or null. `list`: the value's changes, as [position, new value].
 function valueAt(/** @type {[number, any][] | undefined} */ list, /** @type {number} */ at) {
   let low = 0, high = list?.length ?? 0;
   while (low < high) {

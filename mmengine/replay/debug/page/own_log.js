@@ -1,4 +1,4 @@
-// A backend for the log that the page itself contains: the debugger's commands over the collected changes.
+// A backend for a page that contains its log. Answers the debugger's commands from the data of collect.py.
 
 class OwnLog {
   constructor(/** @type {Log} */ log) {

@@ -1,5 +1,5 @@
-"""Keeps a long log's saved states in the user's cache. The debugger then opens the log again without a full
-read.
+"""Stores a long log's saved states in the user's cache, so that the debugger can open the log again without
+reading all records.
 
 A cached file is used only if the log's folder, its first record, its STARTED event, its record at the last
 saved state, and mmengine's version and decision rules are unchanged. The cache is not in the log's folder,
