@@ -31,8 +31,8 @@ def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
     """Return whether the two rates are too different for a video with `num_frames` frames."""
     is_far = max(fps, mean) > _MAX_RATIO * min(fps, mean)
     # A file may contain frames that are not shown. Therefore, the durations that follow from the two rates
-    # may differ by 2 frame intervals. In videos with fewer than 5 frames, the durations may differ by half the
-    # number of frame intervals.
+    # may differ by 2 frame intervals. In videos with fewer than 5 frames, the durations may differ by half
+    # the number of frame intervals.
     missing = abs(num_frames / fps - num_frames / mean) * mean
     return is_far and missing > min(2, (num_frames - 1) / 2)
 

@@ -1,7 +1,8 @@
 """The messages between an engine and the processes that decode media, over a socket.
 
-A message has a length (4 bytes), a msgpack struct, and raw bytes. Pixels with more than MAX_INLINE bytes are
-sent as the descriptor of an anonymous file. The engine maps this file without copying.
+A message has a length (4 bytes) and a msgpack struct. The raw bytes of files or pixels may follow the
+message. Pixels with more than MAX_INLINE bytes are sent as the descriptor of an anonymous file. The engine
+maps this file without copying.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # Maximum size in bytes of pixels in a message.
+MAX_INLINE = 2**18  # Maximum size in bytes of pixels that follow a message.
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
