@@ -11,11 +11,11 @@
                       mmengine/xgrammar is mmengine with its other grammar backend
     --limit N         about N schemas from each source
     --seconds N       maximum time for one schema on one side (default 60)
-    --verbose         print every schema that is not exact to stderr
+    --verbose         print to stderr every schema whose verdict is not exact
 
 A text is accepted if the masks allow each byte in turn, and then the end. mmengine's `bounds` are off.
-json.dumps writes each instance with and without spaces. A refused instance is tried again with its keys in
-the schema's order. A schema's verdict is
+json.dumps writes each instance with and without spaces. A valid instance that is not accepted is tried
+again with its keys in the schema's order. A schema's verdict is
 
     exact     every valid instance is accepted, and no invalid instance is accepted in any of four spellings
     refused   the schema is refused; mmengine names the keyword and the pointer

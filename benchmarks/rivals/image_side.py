@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from side import Clock, answer_lines, resident_bytes
 
-MAX_TOKENS = 2048  # Maximum length of a prompt, with the picture.
+MAX_TOKENS = 2048  # Maximum number of prompt tokens, including the picture's tokens.
 BEFORE, AFTER = "<|im_start|>user\n", "{}<|im_end|>\n<|im_start|>assistant\n"
 
 

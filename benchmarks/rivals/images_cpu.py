@@ -39,7 +39,7 @@ TITLE = "A picture's first token: mmengine beside llama.cpp"
 LIBRARIES = models.BUILD / "llama" / "bin"
 FIRST, AGAIN, SECOND = "first question", "second question, all computed", "second question"
 QUESTIONS = {FIRST: "What is it?", AGAIN: "And where is it?", SECOND: "And where is it?"}
-BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits: mmengine's time divided by llama.cpp's time.
+BARS = {FIRST: 0.6, AGAIN: 0.1, SECOND: 0.1}  # Upper limits for mmengine's time divided by llama.cpp's time.
 CLOCKS = {"seconds": "elapsed", "cpu": "CPU time"}
 # `found[engine][question]` lists the figures per round. `found["checks"]` compares the engines' outputs in
 # the last round.

@@ -1,4 +1,4 @@
-"""Runs llama.cpp for the comparison: python llama_side.py GGUF_FILE THREADS [LIBRARIES].
+"""Runs llama.cpp for rivals_cpu.py and gguf_cpu.py: python llama_side.py GGUF_FILE THREADS [LIBRARIES].
 
 LIBRARIES is the folder of llama.cpp's npm package (packaged_llama.py). The default is the library that
 environment.sh compiles for the package llama_cpp. A single call of llama_decode computes all rows of a step.

@@ -1,4 +1,4 @@
-"""Runs mmengine for the comparison with pictures: python mmengine_image_side.py MODEL PROJECTOR THREADS.
+"""Runs mmengine for images_cpu.py: python mmengine_image_side.py MODEL PROJECTOR THREADS.
 
 All settings except sizes and threads have their default values.
 """

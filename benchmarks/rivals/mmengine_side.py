@@ -1,5 +1,5 @@
-"""Runs mmengine for the comparison: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS
-[DTYPE].
+"""Runs mmengine for rivals_cpu.py and gguf_cpu.py: python mmengine_side.py FOLDER THREADS QUANTIZE
+ACTIVATIONS [DTYPE].
 
 The measured time covers whole engine steps, including the scheduler, its events, and sampling.
 """

@@ -113,8 +113,8 @@ def _with_vision(shape: str, folder: Path, tower_layers: int | None = 1) -> Path
 
 
 def _text_folder(whole: Path, folder: Path) -> None:
-    """Write the text decoder in `whole`, a Qwen3-VL's folder, as a Qwen3 model. All measured engines support
-    Qwen3.
+    """Write a Qwen3 model to `folder`: the text decoder of the Qwen3-VL model in the folder `whole`. All
+    measured engines support Qwen3.
     """
     config = json.loads((whole / "config.json").read_text())
     text = config["text_config"]

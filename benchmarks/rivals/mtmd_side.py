@@ -1,7 +1,7 @@
-"""Runs llama.cpp for the comparison with pictures: python mtmd_side.py MODEL PROJECTOR THREADS LIBRARIES.
+"""Runs llama.cpp for images_cpu.py: python mtmd_side.py MODEL PROJECTOR THREADS LIBRARIES.
 
 LIBRARIES is the folder with libmtmd. As in llama.cpp's server, mtmd_tokenize divides the prompt into chunks
-of text and pictures. Each chunk is then encoded and decoded.
+of text and pictures, which are computed one after another. A picture first passes the vision tower.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Runs OpenVINO for the comparison: python openvino_side.py FOLDER THREADS.
+"""Runs OpenVINO for rivals_cpu.py: python openvino_side.py FOLDER THREADS.
 
 optimum-intel exports the model with the KV cache as internal state.
 """

@@ -8,7 +8,7 @@ Each engine runs in a separate process (benchmarks/rivals/*_side.py). Engines wi
 weight take turns with the same prompts and threads, in a random order each round. Each figure is the median
 over rounds. The times of the other engines cover only the model's forward on fixed tokens. mmengine's times
 cover whole engine steps, including events and sampling. Each run adds its results to build/rivals/found.json;
-the tables show all results in this file.
+the tables show all results in found.json.
 """
 
 import json

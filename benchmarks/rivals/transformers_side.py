@@ -1,4 +1,4 @@
-"""Runs transformers for the comparison: python transformers_side.py FOLDER THREADS DTYPE.
+"""Runs transformers for rivals_cpu.py: python transformers_side.py FOLDER THREADS DTYPE.
 
 The model uses SDPA and a static KV cache, which is faster than a growing cache.
 """

@@ -6,7 +6,7 @@ twice.
 Both sides answer the same requests with the included checkpoint, greedy decoding, two workers and batches of
 64 requests. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls
 transformers' `generate`. For the first two minutes on each side, a random worker is killed every --kill-s
-seconds. With kills until the end, the plain side might never finish, because its workers store nothing.
+seconds. If kills continued until the end, the plain side might never finish: its workers store nothing.
 
 Each step lasts at least STEP_S seconds, so that kills hit running batches. mmengine's computed tokens are
 counted in the logs. On the plain side a logits processor writes a byte for each token. Needs the environment

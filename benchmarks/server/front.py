@@ -1,5 +1,5 @@
-"""Measure the cost of the HTTP layer per request and per frame, with a scripted engine. CPU seconds are
-measured in the serving process; clients run in another process.
+"""Measure the cost of the HTTP layer per request and per frame (a streamed event), with a scripted engine.
+CPU seconds are measured in the serving process; clients run in another process.
 """
 
 import asyncio

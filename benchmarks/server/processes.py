@@ -56,8 +56,8 @@ def ours(folder: Path | None) -> Iterator[int]:
 
 @contextmanager
 def serving(folder: Path | None, log: Path | None = None, traces: str = "") -> Iterator[Running]:
-    """Run `mmengine serve` without request logs, and yield the server. `log`: its log folder, or None.
-    `traces`: the URL of a span collector, or "".
+    """Run `mmengine serve` without request logs, and yield the server. `log`: the event log's folder, or
+    None. `traces`: the URL of a span collector, or "".
     """
     model = [] if folder is None else ["--model", str(folder)]
     kept = [] if log is None else ["--log", str(log)]

@@ -3,15 +3,15 @@
     python -m benchmarks field_calibration
 
 Two models answer greedily, with a schema. The included checkpoint describes sharp and blurred scenes from its
-test split. SmolLM2-135M-Instruct (build/smollm2) reads forms. Scenes and forms are generated, so the right
-values are known. A field is right if the generated value at its JSON pointer is the same.
+test split. SmolLM2-135M-Instruct (build/smollm2) reads forms. Scenes and forms are synthetic, so the right
+values are known. A field is right if the model's value equals the known value at the same JSON pointer.
 
 For each kind of field the tables show the number of fields, the share of right fields and the mean confidence
 `p`. Two scores follow. Expected calibration error: the fields are sorted into ten bins by `p`. A bin's error
 is the distance between its share of right fields and its mean `p`. The score is the mean error, weighted by
 bin size. AUROC: the probability that a right field has a higher `p` than a wrong field.
 
-    --count N      pictures of each sharpness, and forms (default 400)
+    --count N      number of sharp pictures, of blurred pictures and of forms (default 400)
     --quick        40 of each
     --out FILE.md  file for the tables; the diagrams are written beside it as FILE.svg
 """

@@ -5,7 +5,8 @@
 16 rows decode with a schema, on half a billion random weights in bfloat16, with one thread. Runs with and
 without `field_confidence` alternate, and every second round reverses their order. The result is the process's
 CPU time per decode step; the first step does not count. Without `field_confidence`, a greedy row checks only
-its most likely token. With it, each step computes a mask, so the difference includes the time for masks.
+its most likely token. With `field_confidence`, each step computes a mask, so the difference includes the time
+for masks.
 
 The model's vocabulary is small. A second table therefore shows the sampler's time with larger vocabularies,
 as a percentage of a decode step. Its masks allow most tokens, as inside a JSON string.

@@ -10,7 +10,7 @@ round:
     grammar   with the schema, without drafts
     drafts    with the schema; tokens that the schema forces are drafts (spec grammar)
 
-First, each way generates each answer once. Pictures with different tokens in different ways are left out. In
+First, each way generates each answer once. Pictures whose answers differ between the ways are left out. In
 the measured rounds max_tokens is the answer's length, so all ways generate the same tokens. The result is the
 process's CPU time per token, after the first step in which every row gets a token.
 

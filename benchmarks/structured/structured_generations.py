@@ -7,8 +7,8 @@
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
     --budget N         maximum tokens of an answer that may be cut. An answer that must be completed may have
-                       as many tokens as the grammar's shortest text; each further round and temperature 1.3
-                       add half as many.
+                       as many tokens as the grammar's shortest text. Each round after the first adds half of
+                       this number, and so does temperature 1.3.
     --rounds N         answers for each schema in each of the four ways below
     --ordered N        bound on the order of keys (Bounds.ordered); 0: any order
     --verbose          print every invalid answer to stderr, with its reason

@@ -1,5 +1,5 @@
-"""Mixed requests for vLLM, which serves the checkpoint in plugins/mmengine_shapes: text, images, JSON
-schemas, stop strings, logprobs, several answers, and arrivals over time. Imports vLLM.
+"""Mixed requests for vLLM: text, images, JSON schemas, stop strings, logprobs, several answers, and arrivals
+over time. vLLM serves the checkpoint in plugins/mmengine_shapes. Imports vLLM.
 """
 
 import json
@@ -71,7 +71,7 @@ def workload(
         more: dict[str, VllmObject] = {}
         if not short:
             more |= {"logprobs": 3 if index % 6 == 1 else None, "stop": ["e"] if index % 9 == 4 else None}
-            if several and index % 10 == 5:  # greedy, since vLLM's CPU build refuses seeds
+            if several and index % 10 == 5:  # top_k 1: greedy, since vLLM's CPU build refuses seeds
                 more |= {"n": 2, "temperature": 1.0, "top_k": 1}
         if is_form:
             more["structured_outputs"] = StructuredOutputsParams(json=FORM)

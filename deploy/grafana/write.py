@@ -1,7 +1,7 @@
 """Write the dashboards next to this file: `python deploy/grafana/write.py`.
 
 mmengine.json queries mmengine's metric names. mmengine-vllm-names.json queries vLLM's names, which a server
-also exports with --metrics-compat vllm. This dashboard can show mmengine and vLLM side by side.
+also exports with --metrics-compat vllm. The second dashboard can show mmengine and vLLM side by side.
 """
 
 import json
@@ -189,7 +189,7 @@ def quantiles(name: str, own: str, by: str = "le") -> Iterator[Query]:
 
 
 def http_panels() -> Iterator[Panel]:
-    """Yield the panels that have no vLLM names."""
+    """Yield the panels for metrics without vLLM names."""
 
     def rate(name: str, by: str = "") -> str:
         return rate_of(OWN, f"mmengine_{name}", by)
