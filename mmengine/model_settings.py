@@ -60,7 +60,7 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
         return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)
 
     def longest_row(self, num_blocks: int) -> int:
-        """Return the maximum length in tokens of a request whose blocks and the dummy block fit into
-        `num_blocks` blocks.
+        """Return the maximum length in tokens of a request that fits into `num_blocks` blocks, which include
+        the dummy block.
         """
         return longest_row(self.block_groups, num_blocks - 1, self.block_size, self.token_budget)

@@ -1,4 +1,4 @@
-"""Events about block stores. They are part of the vocabulary in vocabulary.py."""
+"""The events about block stores (caches of KV blocks outside the process). vocabulary.py lists all events."""
 
 from mmengine.events.event_base import EventBase
 

@@ -1,7 +1,7 @@
 """Defines the events in a log. Every change of the engine's state is an event. Observations are facts that a
 replay cannot derive (arrivals, tokens, failures). Decisions follow from the state, and `mmengine log verify`
 derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on, new fields have a default
-and come last, and a type number keeps its event.
+and come last, and no type number is used for another event.
 """
 
 from typing import TypeAlias
@@ -37,8 +37,8 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, Pooling, Sampli
 
 SCHEMA_VERSION = 1
 NO_SLOT = -1  # value of `grammar_slot`: the request uses no slot
-ANSWERED = ("stop", "length", "repetition")  # the reasons in FINISHED for answers that are complete
-DEADLINE = "deadline"  # the reason in CANCELLED if the request's deadline has passed
+ANSWERED = ("stop", "length", "repetition")  # values of Finished.reason for complete answers
+DEADLINE = "deadline"  # value of Cancelled.reason if the request's deadline has passed
 
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):

@@ -129,7 +129,9 @@ class LogWriter:
         self._knows = not paths
 
     def expect(self, undelivered: Undelivered) -> None:
-        """Set the continued log's undelivered requests. The writer deletes no segment before this call."""
+        """Set a continued log's undelivered requests. Before this call, the writer deletes no segment of the
+        log.
+        """
         self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
@@ -303,7 +305,7 @@ class LogWriter:
         try:
             if self._fd != NO_FILE:
                 self._end()
-            with suppress(OSError, LogError):  # the next writer will delete these segments
+            with suppress(OSError, LogError):  # after an error, the next writer tidies
                 self._let_go()
                 while self._full.waits_for_packing and not self._stalled:
                     self._full.pack_one()

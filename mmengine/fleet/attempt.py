@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
 
 class RoutingLimits(NamedTuple):
-    """Time limits of routing, in seconds, and a limit on replicas that end during a request.
+    """Limits of routing: times in seconds, and how many replicas may end during a request.
 
     A replica that is silent for `silence_s` is given up. A request waits at most `patience_s` for a replica
     that accepts it. If `deaths` consecutive replicas end before they return a token for the request, the

@@ -56,7 +56,8 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs in `logs` for each choice of a request, from the choice's first token on.
+    """Return an output for each choice that has tokens or a finish reason in `logs`. The output begins with
+    the choice's first token.
 
     `logs`: each replica's answers, by core id. Each choice has a core id. A choice that moved between
     replicas is in several logs.
@@ -69,7 +70,7 @@ def logged_outputs(
     news: list[RequestOutput] = []
     for index, answers in enumerate(found):
         if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
-            continue  # no log has the prompt's logprobs, so the choice is computed again
+            continue  # the logs lack the choice or the prompt's logprobs: compute the choice again
         has_entries = sampling.logprobs is not None or (grammar is not None and grammar.field_confidence)
         news.append(_news(request_id, index, answers, has_entries, after, scores if index == 0 else None))
     return [each for each in news if each.token_ids or each.finish_reason]

@@ -54,8 +54,8 @@ class DurableRequests:
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
-        """Wait until no replica computes the request. Return one output for each choice, from the replicas'
-        logs.
+        """Wait until no replica computes the request. Return an output for each choice that the replicas'
+        logs contain.
         """
         sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
         logs = await self._logs.answers(names)

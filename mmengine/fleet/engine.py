@@ -109,7 +109,7 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def pooled(self) -> PooledModel:
-        """A PooledModel for chat, because replicas send no vectors."""
+        """The PooledModel for the task "chat", because replicas send no vectors."""
         return PooledModel()
 
     @property
@@ -248,7 +248,7 @@ class FleetEngine(AsyncAnswers):
     async def _route(
         self, channel: Channel, request: ReplicaRequest, prompt: Prompt, outputs: Iterable[RequestOutput]
     ) -> None:
-        """Run a request to its end. `outputs`: outputs that a previous ingress received."""
+        """Run a request to its end. `outputs`: a recovered request's outputs in the replicas' logs."""
         salt = channel.options.cache_salt
         if prompt.has_media:  # hashing media may take long
             key = await asyncio.to_thread(affinity, prompt, salt)
@@ -314,7 +314,7 @@ class FleetEngine(AsyncAnswers):
         raise InvalidRequest(f"no request {request_id!r} of the previous process waits to be attached")
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """Forget answers to requests with `hold`, because their callers have stored these answers."""
+        """Drop requests with `hold` whose answers have been stored or are no longer needed."""
         if self._durable is None or self._leaves:
             return
         for answer in answers:

@@ -1,8 +1,8 @@
 """Reads the replicas' logs, to find each replica's requests and the tokens that the replica computed.
 
-Each replica process writes a separate log. If no process holds the log's lock, the log is complete. If a
-process holds the lock, this process may still compute the log's unfinished requests. No other replica
-computes these requests until the process has ended them.
+Each replica process writes a separate log, and holds the log's lock. If the lock is free, the log is
+complete. Otherwise the lock's holder may still compute the log's unfinished requests. No other replica
+computes these requests until the holder has ended them.
 """
 
 import asyncio
@@ -100,7 +100,9 @@ class ReplicaLogs:
         return life
 
     async def _look(self, log: Path, since: float) -> _LogState:
-        """Return a log's state, read at `since` or later. Concurrent callers share a single read."""
+        """Return a log's state. An incomplete log is read again, unless it was read at the monotonic time
+        `since` or later. Concurrent callers share a single read.
+        """
         async with self._turns[log]:
             life = self._seen.get(log)
             if life is None or (life.is_locked and life.looked_at < since):

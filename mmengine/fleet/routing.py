@@ -15,7 +15,7 @@ import msgspec
 
 from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
 
-TEXT_CHARS = 1024  # number of characters that are hashed in a prompt without media
+TEXT_CHARS = 1024  # number of characters, or token ids, that are hashed in a prompt without media
 VIRTUAL_NODES = 100  # points of one replica on the ring
 _KEY_BYTES = 16
 

@@ -77,8 +77,8 @@ def _top_p_kernel(
     """Each program finds the bound of one row. See `top_p_bound`.
 
     A token is kept if the tokens with higher logits have less mass than `top_p`. A token's distance is the
-    scaled difference between the row's largest logit and the token's logit. The kernel finds the bits in the
-    largest kept distance, two bits per iteration. This works because non-negative floats have the same order
+    scaled difference between the row's largest logit and the token's logit. The kernel finds the bits of the
+    largest kept distance, two per iteration. This works because non-negative floats have the same order
     as their bits, read as integers.
     """
     row = tl.program_id(0).to(tl.int64)

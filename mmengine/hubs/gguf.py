@@ -1,5 +1,5 @@
-"""Picks a GGUF model's files at a hub by llama.cpp's rules, and downloads the files. The files are the model,
-which may be split into parts, and the projector.
+"""Picks a GGUF model's files at a hub by llama.cpp's rules, and downloads the files: the model, which may be
+split into parts, and the projector (mmproj).
 """
 
 import re
@@ -86,8 +86,8 @@ def _check_parts(files: list[str], model: str, name: HubName) -> None:
 
 
 def _path(folder: Path, model: str, projector: str | None) -> Path:
-    """Return the model's path. If the default search would miss the projector, the returned path also names
-    the projector.
+    """Return the model's path. If the default search would miss the projector, return a path that names both
+    files (checkpoint/gguf/pair.py).
     """
     path = folder / model
     if projector is None or projector_file(path) == folder / projector:

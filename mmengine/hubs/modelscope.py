@@ -114,7 +114,9 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether the hub has the model. If so, only the requested revision is unknown."""
+        """Return whether the hub has the model but not the requested revision. False if no revision was
+        requested.
+        """
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
         except Exception:  # The client's errors share no base class.

@@ -50,8 +50,8 @@ class HeldWeights:
         blocks (True) or dequantised values.
         """
         for entry in entries:
-            # If no tensor stays GGUF blocks, `text` names a dequantised tensor by its coding. So the GGUF
-            # type is recorded only if other tensors stay GGUF blocks, or if the tensor has no coding.
+            # Record the GGUF type if this tensor or an earlier tensor is held in GGUF blocks, or if this
+            # tensor has no coding. Otherwise `text` names the tensor's coding.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:

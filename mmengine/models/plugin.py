@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
     # `decode` must then return the joined bytes, decoded as UTF-8 with U+FFFD for invalid bytes.
 
 
-# Which turn starts with a session's piece: the first turn ("first"), a later turn ("next"), or no turn ("").
+# Which turn a piece of a session starts: the first turn ("first"), a later turn ("next"), or no turn ("").
 Opens = Literal["first", "next", ""]
 
 
@@ -206,9 +206,9 @@ class TurnProcessor(Protocol):
 class AttentionPort(Protocol):
     """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
-    An optional method `cache_of(layer)` lets a kernel store unquantised k and v itself. It returns the
-    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t]. Such a kernel
-    replaces `append`.
+    An optional method `cache_of(layer)` lets a kernel store unquantised k and v itself, instead of a call of
+    `append`. It returns the layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots,
+    int64 [t]. For an FP8 cache it returns None, and `append` must be called.
     """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
@@ -280,8 +280,8 @@ class CapturableEncoder(Protocol):
         """
 
     def compute(self, size: EncoderSize) -> None:
-        """Compute the features in the size `size`. Because this call is captured, it must always launch the
-        same kernels with the same addresses, and never wait for the device.
+        """Compute the features of a step that was placed with `size`. Because this call is captured, it must
+        always launch the same kernels with the same addresses, and never wait for the device.
         """
 
 

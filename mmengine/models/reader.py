@@ -138,7 +138,7 @@ class WeightReader:
 
         `_runs` decides whether the matrix stays in GGUF blocks. If not, the format is codes if the reader
         quantises, or if all tensors are stored with the same coding. Otherwise the format is `dtype`.
-        `alike`: all blocks must have the same type.
+        `alike`: GGUF blocks are kept only if all have the same type.
         """
         if (runs := self._runs(names, alike)) is not None:
             return self._in_blocks(names, runs)

@@ -61,7 +61,7 @@ class ModelSpec:
     # KV.
     attention: tuple[LayerAttention, ...] = ()
     runs: RunKind = ""
-    atomic_runs: bool = False  # Whether one step must compute all tokens of an embedding run.
+    atomic_runs: bool = False  # Whether one step must compute all tokens of a run of media tokens.
     whole_prompt: bool = False  # Whether one step must compute a request's whole prompt.
 
     @property

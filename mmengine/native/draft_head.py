@@ -20,7 +20,7 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
 class HeadParts:
     """Weights and sizes of the head, apart from its decoder layers.
 
-    `scores`: the packed LM head, or None. A call that drafts a whole chain (several tokens in a row) needs
+    `scores`: the packed LM head, or None. A call that drafts a whole chain (consecutive tokens) needs
     `scores` and `embedding`.
     """
 

@@ -36,7 +36,9 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """The same matrix from all experts, packed consecutively. `gate_up`: as in PackedLinear.
+    """All experts' gate_up matrices, or all experts' down matrices, packed consecutively.
+
+    `gate_up`: as in PackedLinear.
 
     Raises ValueError if the matrices differ in shape, dtype or code format.
     """

@@ -174,7 +174,9 @@ def packed_bytes(library: ctypes.CDLL, weight: AnyWeight) -> int:
 
 
 def pack_rows(library: ctypes.CDLL, c: Linear, weight: AnyWeight, half: int) -> None:
-    """Pack all chunks of a weight into the zeroed memory at `c.packed`."""
+    """Pack all chunks of a weight into the zeroed memory at `c.packed`. `half`: the number of gate's rows in
+    a weight for gate and up, otherwise 0.
+    """
     for first, rows in weight.chunks:
         of = rows if isinstance(rows, Codes) else (rows,)
         values, *shared = [None if each is None else each.contiguous() for each in of]

@@ -59,7 +59,7 @@ class RotaryTable:
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin, float32 [n, head_dim / 2], for the positions 0 to n - 1, n >= `length`.
 
-        All axes have the same position.
+        Each position applies to all axes.
         """
         if length > len(self._cos):
             self._grow(1 << (length - 1).bit_length())

@@ -53,8 +53,8 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError if a weight that must be cut is missing in `names`. A weight with an unexpected name
-    would not be cut.
+    """Raise ModelError if a weight that must be cut is missing in `names`. Without this check, a weight with
+    an unexpected name would silently stay whole.
     """
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):

@@ -114,7 +114,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode without checks. If torch computes attention, frames with equal lengths must be adjacent."""
+        """Encode without checks. Torch's attention is faster if frames with equal lengths are adjacent."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")

@@ -51,8 +51,8 @@ class PatchCosts(NamedTuple):
 
 
 class TowerPass:
-    """A pass over the vision tower that can pause. `encode_in_parts` in the plugin protocol returns this
-    object.
+    """A pass through the vision tower that can pause. `encode_in_parts` in the plugin protocol returns
+    this object.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # The attention cost per patch and layer, in units as long as a multiply-add in a linear layer. With
-        # `even_patches` patches in a frame, attention takes as much time as all other operations.
+        # The attention cost per patch and layer: the number of multiply-adds that linear layers compute in
+        # the same time. With `even_patches` patches in a frame, attention takes as long as all other
+        # operations.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0
