@@ -58,7 +58,7 @@ def open_mtp_head(
 ) -> MtpHead | None:
     """Return the MTP head in the model's files, or None if the files have none. Reads no weights.
 
-    `decoder`: the head's layer. Raises ModelError for missing, misshapen or unexpected tensors.
+    `decoder`: the config of the head's layer. Raises ModelError for missing, misshapen or unexpected tensors.
     """
     entries = MtpNames((), target).entries(folder)
     if not entries.keys() - {TARGET_NORM}:
