@@ -13,6 +13,7 @@ from mmengine.model_settings import ModelSettings
 def contradictions(config: ModelSettings) -> Iterator[str]:
     """Yield an error for each pair of settings that exclude each other."""
     yield from _own_contradictions(config)
+    yield from _block_store(config)
     yield from _model_rules(config)
     yield from _block_groups(config)
     yield from _vllm_scheduler(config) if config.compat else _own_scheduler(config)
@@ -48,22 +49,6 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
             f"batch_invariant cannot go with tensor_parallel {config.tensor_parallel}: ranks compute with "
             "torch's products, whose bits depend on the number of rows; choose one of them"
         )
-    if config.block_store and not config.block_store_path:
-        yield f"block_store {config.block_store} needs a place: set block_store_path"
-    if config.block_store and config.num_state_slots:
-        yield (
-            "block_store stores only KV blocks, and this model also needs recurrent states; set no "
-            "block_store"
-        )
-    if config.block_store and config.compat:
-        yield f"block_store cannot go with compat {config.compat}, which has none; choose one of them"
-    if config.block_store and config.tensor_parallel > 1:
-        yield (
-            f"block_store keeps whole blocks, and tensor_parallel {config.tensor_parallel} cuts them over "
-            "ranks; choose one of them"
-        )
-    if config.block_store and not config.enable_prefix_caching:
-        yield "block_store fetches prefixes, and enable_prefix_caching is off; set it, or no block_store"
     if config.preempt_mode == "swap" and not config.swap_blocks:
         yield "preempt_mode swap needs a host pool: set swap_blocks, or another preempt_mode"
     if config.preempt_mode == "recompute" and config.swap_blocks:
@@ -89,6 +74,28 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
                 f"max_item_embeds {config.max_item_embeds} is larger than {name} {getattr(config, name)}: "
                 f"such an item could never be encoded; raise {name} or lower max_item_embeds"
             )
+
+
+def _block_store(config: EngineSettings) -> Iterator[str]:
+    """Yield errors for settings that exclude a block store."""
+    if not config.block_store:
+        return
+    if not config.block_store_path:
+        yield f"block_store {config.block_store} needs a place: set block_store_path"
+    if config.num_state_slots:
+        yield (
+            "block_store stores only KV blocks, and this model also needs recurrent states; set no "
+            "block_store"
+        )
+    if config.compat:
+        yield f"block_store cannot go with compat {config.compat}, which has none; choose one of them"
+    if config.tensor_parallel > 1:
+        yield (
+            f"block_store keeps whole blocks, and tensor_parallel {config.tensor_parallel} cuts them over "
+            "ranks; choose one of them"
+        )
+    if not config.enable_prefix_caching:
+        yield "block_store fetches prefixes, and enable_prefix_caching is off; set it, or no block_store"
 
 
 def _model_rules(config: ModelSettings) -> Iterator[str]:

@@ -12,7 +12,7 @@ class LaneChart {
     /** @type {number[]} */
     this.colours = [];
     this.back = 0;
-    this.text = this.mark = this.bad = this.bright = "";
+    this.text = this.mark = "";
   }
 
   resize() {
@@ -31,8 +31,6 @@ class LaneChart {
     this.back = pixelOf(style.getPropertyValue("--card"));
     this.text = style.getPropertyValue("--text");
     this.mark = style.getPropertyValue("--mark");
-    this.bad = style.getPropertyValue("--preempted");
-    this.bright = style.getPropertyValue("--card");
   }
 
   draw() {
