@@ -59,8 +59,8 @@ def specs_of(scheduler: VllmObject) -> list[VllmObject]:
 def block_groups_of(scheduler: VllmObject) -> tuple[BlockGroup, ...]:
     """Return the setting `block_groups` for several KV groups, in vLLM's order.
 
-    Returns () if there is only one group, if mmengine does not support a group, or if the KV pool is too
-    small for the longest request.
+    Returns () if there is only one group, if mmengine does not support a group, if vLLM uses lookahead slots,
+    EAGLE or a retention interval, or if the KV pool is too small for the longest request.
     """
     specs = specs_of(scheduler)
     windows = [_window(spec, scheduler.block_size) for spec in specs]
@@ -92,7 +92,7 @@ def _window(spec: VllmObject, block_size: int) -> int | None:
 
 
 def by_number(given: Iterable[Sequence[Sequence[int]]], groups: tuple[int, ...]) -> list[int]:
-    """Return requests' new blocks in the log's order: by request, then by block number, then by group.
+    """Return requests' new blocks in the log's order: by request, then by place in the table, then by group.
     `given`: for each request, the new blocks of each KV group.
     """
     return [

@@ -1,9 +1,10 @@
 """Makes the first events of a log that begins while requests run.
 
-A replay that applies these events has the current state of vLLM's scheduler.
+A replay that applies these events reaches the current state of vLLM's scheduler.
 
-Up to two artificial steps replace the earlier history. The first step recomputes each running row's last
-token. The second step is the step in flight. The contents of free KV blocks are unknown.
+Up to two artificial steps replace the earlier history. The first step recomputes the last computed token of
+each running request that is in no step in flight. The second step is the step in flight. The contents of free
+KV blocks are unknown.
 """
 
 import numpy as np

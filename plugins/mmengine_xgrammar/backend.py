@@ -25,8 +25,8 @@ from mmengine_xgrammar.regex import RegexRefused, parse_whole_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
-MAX_FORCED = 64  # Number of forced bytes at which the search stops.
-MAX_SPELLINGS = 64  # Maximum number of allowed tokens in a search for forced text.
+MAX_FORCED = 64  # The search for forced text stops after this many bytes.
+MAX_SPELLINGS = 64  # If more tokens are allowed, no text counts as forced.
 SHARED_BYTES = 128 * 2**20  # Size in bytes of the mask cache that grammars share.
 
 
@@ -156,8 +156,8 @@ class XMatcher:
         return taken
 
     def _accept(self, token_id: int) -> bool:
-        """Consume a token, and return whether the grammar allows the token. Special tokens never reach
-        xgrammar, which would print a line on stderr.
+        """Consume a token, and return whether the grammar allows the token. Only EOS and tokens with text
+        reach xgrammar. For other special tokens, xgrammar would print a line on stderr.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]

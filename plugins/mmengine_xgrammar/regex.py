@@ -48,8 +48,8 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether an unbounded repetition can match the whole text, while the rest of the node matches the
-    empty text.
+    """Return whether an unbounded repetition in the node can match the node's whole text, while the node's
+    other parts match the empty text.
     """
     match node:
         case Repeat(part, _, high):

@@ -18,7 +18,8 @@ ONE_VIDEO = frozenset({"molmo2"})
 # are not compared.
 OWN_PROMPT = frozenset({"paligemma"})
 # Models whose bfloat16 tokens are not compared with a forward over prompt and answer. PaliGemma would treat
-# the answer as prompt tokens; ERNIE calls separate routers for text tokens and image tokens.
+# the answer as prompt tokens. The comparison needs routers that get all tokens, but ERNIE has separate
+# routers for text tokens and image tokens.
 NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. In these
 # models, transformers' own bfloat16 and float32 logits differ by as much (gemma4: up to 1.3 for logits up to

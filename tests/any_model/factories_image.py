@@ -1,5 +1,5 @@
-"""Builds small models of image-text architectures whose processors run without torchvision. A model encodes
-an image as a whole or in tiles.
+"""Builds small models of image-text architectures whose processors run without torchvision. Some models
+encode an image as a whole, others in tiles.
 """
 
 from collections.abc import Callable, Mapping

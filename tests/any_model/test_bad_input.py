@@ -146,6 +146,7 @@ def test_modules_that_fail_in_the_tests_at_load_are_refused_by_name(tmp_path, mo
 
 
 def test_a_model_folder_needs_no_temporary_folder(tmp_path, monkeypatch):
+    """The processor opens although the system's temporary folder is missing."""
     write("gemma3", tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert type(open_processor(tmp_path)).__name__ == "Gemma3Processor"

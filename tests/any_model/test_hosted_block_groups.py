@@ -54,8 +54,9 @@ def test_with_windows_in_all_layers_the_kv_does_not_grow_with_the_length(tmp_pat
     write("mistral", folder)
     config, found, most_bytes = answers(folder, max_num_seqs=1)
     assert config.block_groups == (BlockGroup(12, (0, 1, 2, 3)),)
-    # The longest request has 149 tokens, which are 38 blocks of 4 tokens. A chunk of 16 tokens and the window
-    # before this chunk need 8 blocks.
+    # The longest request has 149 tokens, which are 38 blocks of 4 tokens. A chunk of 16 tokens also needs the
+    # 11 tokens before the chunk. These 27 tokens are in up to 8 blocks, because a block's last token can be
+    # the first of them.
     block_bytes = 4 * 4 * 2 * 2 * 16 * 4
     assert most_bytes <= config.most_blocks(160) * block_bytes == 8 * block_bytes
     assert found == answers(folder)[1] == answers(folder, spec="suffix", num_draft_tokens=6)[1]

@@ -184,6 +184,7 @@ def test_an_item_with_too_many_bytes_is_refused(monkeypatch):
 
 
 def test_a_refusal_at_load_reaches_the_processor(tmp_path):
+    """The reason is found for the same folder, although its path was written differently."""
     folder = tmp_path / "model"
     assert video_refusal(folder) == ""
     refuse_videos(tmp_path / "other" / ".." / "model", "it cannot encode one")

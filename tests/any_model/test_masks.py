@@ -21,6 +21,7 @@ def parts():
 
 
 def test_the_masks_of_a_model_are_its_layers(parts):
+    """The check passes for the right layers, and leaves no replaced `forward` in the model."""
     with torch.inference_mode():
         check_masks(parts, LAYERS, torch.device("cpu"))
         assert "forward" not in vars(parts.decoder.layers[0])

@@ -28,6 +28,7 @@ def test_a_class_whose_prefix_names_no_attribute_has_its_only_inner_model_as_bod
 
 @pytest.mark.timeout(60)
 def test_a_head_behind_two_models_is_refused_by_name(llama4):
+    """The module with the LM head has two inner models, and its `base_model_prefix` names neither."""
     llama4.language_model.second = llama4.vision_model
     with pytest.raises(ModelError, match="Llama4ForConditionalGeneration .* has no body 'language_model'"):
         parts_of(llama4)

@@ -20,6 +20,9 @@ def test_texts_have_their_lengths_and_the_model_embeds_them(module, tmp_path):
 
 
 def test_a_sample_has_batches_of_the_sorted_texts(module):
+    """Each batch contains neighbours from the texts sorted by length, in an order that depends only on the
+    batch's number.
+    """
     embeddings = module("pooling.embeddings")
     lengths = np.random.default_rng(0).permutation(np.arange(320))
     texts = [str(length) for length in lengths]

@@ -141,6 +141,7 @@ def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, mon
 
 
 def test_what_is_brought_along_is_of_the_versions_asked_for(module, monkeypatch, tmp_path):
+    """gpu_bring.py asks pip for FlashInfer and for the project's version ranges, for the given Python."""
     gpu_bring, asked = module("gpu_bring"), []
     monkeypatch.setattr(gpu_bring, "FOLDER", tmp_path / ".whl")
     monkeypatch.setattr(gpu_bring.subprocess, "run", lambda words, check: asked.extend(words))
@@ -182,8 +183,9 @@ def test_a_wheel_is_brought_without_what_is_never_called(module, tmp_path):
 
 
 def test_answers_part_where_their_tokens_do(module):
-    # An answer has tokens, and each token's gap between the two largest logits. Each answer that differs is
-    # reported with its first different token and that token's gap.
+    # An answer has tokens, and each token's gap between the two best logprobs. Each answer that differs is
+    # reported with its first different token and that token's gap. If one answer only ends earlier, its last
+    # token is reported.
     wanted = [([5, 6, 7], [9.0, 0.25, 8.0]), ([1, 2], [3.0, 0.5]), ([4], [1.0])]
     got = [([5, 8, 7], []), ([1, 2, 3], []), ([4], [])]
     parted = module("gpu.tokens").compare_answers(wanted, got)

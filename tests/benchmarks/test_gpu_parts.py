@@ -58,6 +58,7 @@ def test_a_gpu_is_timed_by_its_own_clock_when_it_is_warm(module, monkeypatch):
 
 
 def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
+    """The engine's answers pass. Answers to other prompts and answers that are cut short are found."""
     wide = module("gpu.wide")
     verdict, how = wide.compare_wide("cpu", torch.float32, 8, 3)
     assert verdict.right and "Attention" in how

@@ -98,6 +98,7 @@ def test_without_a_gpu_it_says_so_in_one_line_and_loads_no_cuda_before():
 
 
 def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themselves(module, run, monkeypatch):
+    """If CUDA fails in a forked process, the check starts its processes with spawn instead."""
     gpu_check, tried = module("gpu.check"), []
 
     def part(self, name, seconds, work):
@@ -116,6 +117,7 @@ def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themsel
 
 @pytest.mark.soak
 def test_processes_that_load_their_modules_themselves(module, run):
+    """A part also runs in a process that was started with spawn."""
     run.dry, run.start = True, "spawn"
     run.part("the device", 20, module("gpu.parts").device)
     assert run.is_right and run.facts["device"] == "cpu (dry run)"
@@ -140,6 +142,9 @@ def test_without_rates_there_are_no_floors(module):
 
 
 def test_a_compiler_finds_what_a_toolkit_lacks(module, tmp_path, monkeypatch):
+    """`help_compiler` adds the folder with cublasLt.h to CPATH and, if there is a compiler, the folder with
+    an empty libcuda.so to LIBRARY_PATH.
+    """
     gpu_check, compiler = module("gpu.check"), shutil.which("c++")
     for name, header in (("cu13", "cublasLt.h"), ("cudnn", "cudnn.h")):
         folder = tmp_path / "nvidia" / name / "include"

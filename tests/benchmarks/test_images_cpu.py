@@ -47,6 +47,9 @@ def test_a_second_question_keeps_the_picture(side, tmp_path):
 
 
 def test_targets_divide_by_llama_cpp_of_the_same_question(module):
+    """Each target is mmengine's time divided by llama.cpp's time. The second question has two targets:
+    llama.cpp computes the whole prompt, or only the text after the picture.
+    """
     images = module("rivals.images_cpu")
 
     def figures(*seconds):

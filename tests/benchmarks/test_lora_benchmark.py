@@ -17,6 +17,7 @@ def test_its_adapters_have_the_size_that_it_tells(module, tmp_path):
 
 @pytest.mark.soak
 def test_waits_by_both_rules_are_in_the_table(module):
+    """For each gap between requests, the table has a row for mmengine's rules and a row for vLLM's rules."""
     lora = module("cpu.lora")
     found = lora.waits(60)
     (table,) = found.tables

@@ -12,6 +12,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 
 @needs_kernels
 def test_folders_are_read_as_what_they_are(module, tmp_path):
+    """The engine holds an FP8 or int4 checkpoint's weights in the checkpoint's format."""
     plain, folders = tmp_path / "plain", module("quantised.folders")
     module("common.large_model").make(plain, None, small=True)
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))

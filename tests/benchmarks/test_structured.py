@@ -63,6 +63,7 @@ def test_a_missing_vocabulary_is_named_with_the_way_to_bring_it(module, monkeypa
 
 
 def test_rows_fill_the_same_masks_on_every_side_of_one_library(module, vocabulary):
+    """mmengine and the bare llguidance fill equal masks for equal tokens."""
     sides = module("structured.sides")
     words = module("structured.vocabulary").Tekken(vocabulary)
     case = sides.Case.of(SCHEMAS.read_text(encoding="utf-8").splitlines()[0], words)

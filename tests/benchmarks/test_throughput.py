@@ -1,4 +1,4 @@
-"""Tests benchmarks/throughput.py and benchmarks/half_billion.py with the smallest settings. Times are not
+"""Tests benchmarks/throughput.py and benchmarks/cpu/half_billion.py with the smallest settings. Times are not
 tested.
 """
 

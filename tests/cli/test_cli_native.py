@@ -45,6 +45,7 @@ def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
 
 
 def test_env_names_the_types_that_stay_codes(call_anew):
+    """`mmengine env` says which GGUF types stay quantised in memory, and for which dtypes."""
     result = call_anew("env")
     (held,) = (line for line in result.stdout.splitlines() if line.startswith("quantised weights"))
     kernels = library.load()

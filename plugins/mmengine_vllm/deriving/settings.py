@@ -43,8 +43,8 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
 
 
 def _draft_method(config: EngineConfig, facts: dict[str, str]) -> str:
-    """Return a draft method with the same scheduling as in the log. The method determines the number of
-    lookahead slots, and which blocks vLLM drops from a prefix cache hit.
+    """Return a speculative method with which vLLM schedules as in the log. The method determines the number
+    of lookahead slots, and which blocks vLLM drops from a prefix cache hit.
     """
     if not config.lookahead_tokens:
         return "ngram"

@@ -25,8 +25,10 @@ def reason_of(end: ev.Finished) -> FinishReason:
 
 class OutputMaker:
     """Makes EngineCoreOutputs. `requests`: vLLM's live requests, by id. `num_cached`: number of cached prompt
-    tokens, for requests without output so far. Most outputs are only an id and a token. More fields are added
-    only for first outputs, for requests with logprobs or trace headers, and for all clients except the first.
+    tokens at each request's first admission, by id.
+
+    Most outputs contain only an id and a token. Only some steps need more work: steps with a request's first
+    or last output, logprobs, trace headers, a client other than the first, or aborted requests.
     """
 
     def __init__(self, requests: dict[str, VllmObject], num_cached: dict[str, int]):
@@ -74,8 +76,8 @@ class OutputMaker:
         return {0: made} if made else {}
 
     def of_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs outside a step: ends of requests, and tokens that waited for a log
-        write. Such tokens have no logprobs.
+        """Return each client's outputs outside a step: ends of requests, and tokens that the core held back
+        while the log could not be written. Such tokens have no logprobs.
         """
         return self._completed(list(map(EngineCoreOutput, *_columns_of(outputs))), outputs, None)
 

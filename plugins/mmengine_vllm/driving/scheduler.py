@@ -1,7 +1,7 @@
 """Implements vLLM's SchedulerInterface with mmengine's core: `--scheduler-cls mmengine_vllm.Scheduler`.
 
 vLLM's loop calls `schedule`, which begins a step of the core. vLLM's workers then run the step, and
-`update_from_output` finishes it. Drafts arrive between these two calls.
+`update_from_output` finishes it. `update_draft_token_ids` then gets the drafts for the next step.
 """
 
 import os
@@ -100,7 +100,7 @@ class Scheduler(SchedulerInterface):
         self._stops = StopRules(config.max_num_seqs, structured_output_manager.accept_tokens)
         self._outputs = OutputMaker(self.requests, self._steps.num_cached)
         self._plans: deque[tuple[StepPlan, list[str]]] = deque()  # dispatched steps: plan, request ids
-        self._late = list[Outputs]()  # outputs of requests that ended during `schedule`
+        self._late = list[Outputs]()  # outputs that the core returned during `schedule`
         self._refused = list[EngineCoreOutput]()
         self._compiling: set[str] = set()  # ids of requests whose grammars are not ready
         self._pause = PauseState.UNPAUSED

@@ -66,7 +66,7 @@ def _token_budget(scheduler: VllmObject) -> int:
 
 
 def unsupported_options(vllm_config: VllmObject, kv_cache_config: VllmObject) -> Iterator[str]:
-    """Yield a phrase for each option of vLLM that the core does not support."""
+    """Yield a phrase for each option in use that the core does not support."""
     parallel, scheduler, model = (
         vllm_config.parallel_config,
         vllm_config.scheduler_config,

@@ -127,8 +127,8 @@ class WorkerSteps:
         new_blocks: list[tuple[list[int], ...] | None],
         before: set[str] | None,
     ) -> None:
-        """Add the running requests, which have the first `number` rows, to `cached`. `before`: the last
-        step's request ids, or None if the rows did not change.
+        """Add the running requests, which are in the plan's first `number` rows, to `cached`. `before`: the
+        last step's request ids, or None if the rows did not change.
         """
         rows, view = plan.rows[:number], self._view
         cached.req_ids = self.names[:number]
