@@ -94,6 +94,6 @@ class StepRows:
         return self._rows.rows_of(running), False
 
     def decided(self, ids: list[str], column: bytes) -> None:
-        """Keep the decided step's requests and rows for the next step."""
+        """Remember the decided step's requests and rows for the next step."""
         self._ids, self._column = ids, column
         self._rows.gone.clear()

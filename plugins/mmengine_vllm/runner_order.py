@@ -6,7 +6,7 @@ from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import Result, Step
 
 PART = 32  # number of names in a chunk; chunks are compared as a whole
-MOST_LEFT = 1000  # about how many requests RunnerOrder remembers after they left
+MOST_LEFT = 1000  # about how many requests in no recent step RunnerOrder remembers
 
 
 class RunnerOrder:
@@ -15,7 +15,7 @@ class RunnerOrder:
     """
 
     def __init__(self) -> None:
-        # Each request's row in the last step whose output arrived. Requests that left stay here for a while.
+        # Each request's row, from the steps whose outputs arrived. Requests that left stay here for a while.
         self._row_of: dict[str, int] = {}
         # From the last call of `column`: the names in chunks of PART names, and the rows.
         self._parts, self._column = list[list[str]](), bytearray()

@@ -103,6 +103,9 @@ def read(source, **options):
 
 
 def test_metadata_tell_times_and_the_sampled_rate():
+    """Frames with given indices are all used, and a missing `total_num_frames` is estimated from the indices.
+    Without indices, the processor chooses frames.
+    """
     frames = np.zeros((4, 6, 8, 3), np.uint8)
     metadata = read((frames, {"fps": 30, "frames_indices": [0, 15, 30, 45]})).metadata
     assert metadata["frames_indices"] == [0, 15, 30, 45] and metadata["fps"] == 30

@@ -89,6 +89,7 @@ def test_continuous_batching_answers_what_generate_does(module):
 
 
 def test_a_way_that_cannot_run_says_why(module, monkeypatch):
+    """If continuous batching fails, the error's first line replaces the rate."""
     rival = module("gpu.transformers_rates")
 
     def fails(*_):

@@ -201,6 +201,7 @@ def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_what_cannot_be_compiled_is_not_compiled_again(module, run, monkeypatch, compiles):
+    """If FlashInfer cannot be compiled, later parts run with FLASHINFER_DISABLE_JIT."""
     gpu_check, asked = module("gpu.check"), []
     monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
     monkeypatch.setattr(

@@ -8,6 +8,7 @@ TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
 def test_its_adapters_have_the_size_that_it_tells(module, tmp_path):
+    """`num_bytes` returns the size of the tensors that `write_adapter` writes."""
     writes = module("cpu.lora_adapters")
     folder = writes.write_adapter(tmp_path / "one", TEXT, 4, seed=0)
     tensors = load_file(folder / "adapter_model.safetensors")

@@ -47,6 +47,7 @@ def test_every_answer_fits_its_schema():
 
 
 def test_text_is_spelled_by_the_lowest_pairs(module, vocabulary):
+    """A word in the vocabulary is one token. In any other word, the pair of lowest rank is merged first."""
     words = module("structured.vocabulary").Tekken(vocabulary)
     tokens = words.encode('{"label":"né"}')
     assert [words.tokens[token] for token in tokens] == [

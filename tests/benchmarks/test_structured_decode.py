@@ -21,6 +21,7 @@ def test_an_interval_holds_its_median(benchmark):
 
 
 def test_a_run_takes_all_ways_over_the_same_pictures(benchmark, tmp_path, monkeypatch, capsys):
+    """The same requests run without a grammar, with a grammar, and with a grammar and drafts."""
     out, calls = tmp_path / "table.md", []
     for name in ("answered", "rounds_of"):
         real = getattr(benchmark, name)

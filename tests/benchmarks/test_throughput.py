@@ -117,6 +117,7 @@ def test_a_profile_shows_phases_and_writes_a_flame_graph(tmp_path):
 
 
 def test_images_are_shared_by_half_of_the_places(module):
+    """Half of the images in the requests occur in several requests."""
     from mmengine.models.loader import resolve_folder
     from mmengine.models.registry import plugin_for
 
