@@ -2,8 +2,8 @@
 JSON texts that are nested too deeply for Python's parser.
 
 The value only grows. A string is included up to its last known character; an incomplete escape or surrogate
-pair is left out. Numbers and literals are included when they are complete. A key is included when its value
-has begun. Arrays and objects are included from their opening bracket.
+pair is left out. Numbers and literals are included when they are complete. Arrays and objects are included
+from their opening bracket. A key is included when a part of its value is included.
 """
 
 import json
@@ -25,7 +25,7 @@ class PartialJson:
         self._root: list[JsonValue] = []  # Contains the value once it has begun.
         # Open lists and objects, each with the key or index of its last value.
         self._open: list[tuple[JsonValue, JsonValue]] = []
-        self._key: str | None = None  # A key whose value has not begun.
+        self._key: str | None = None  # A key whose value is not known yet.
         self._string: list[str] | None = None  # The pieces of an unfinished string.
         self._is_key = False  # Whether the unfinished string is a key.
         self._atom = ""  # An unfinished number or literal.

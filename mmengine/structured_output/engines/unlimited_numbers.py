@@ -9,7 +9,8 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
 
-MAX_HELD = 64 * 2**10  # Longer schemas are put into a Lark grammar, which llguidance parses without the GIL.
+# A schema with more characters is put into a Lark grammar, which llguidance parses without the GIL.
+MAX_HELD = 64 * 2**10
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
@@ -35,8 +36,9 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` counts as a limit. For the type number, a `multipleOf` of 1, 0.1, 0.01 and so on is no
-    limit, because the value restricts only the decimal places.
+    A schema with `multipleOf` counts as limited, although the multiples may have any number of digits. For
+    the type number, a `multipleOf` of 1, 0.1, 0.01 and so on is no limit, because the value restricts only
+    the decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False

@@ -21,9 +21,12 @@ _SPACE = b" \t\r\n"
 
 
 class OtherValue(msgspec.Struct, frozen=True):
-    """Another possible value, or a beginning of other values. `p`: the probability of the first token that
-    differs from the answer. `value`: the other value. `begins`: JSON text up to and including the token that
-    differs, with U+FFFD for incomplete characters. Either `value` or `begins` is UNSET.
+    """Another possible value, or a beginning of other values. Either `value` or `begins` is UNSET.
+
+    `value`: the other value. `p` is then the total probability of the tokens that lead to this value, at the
+    first position where the answer's token excludes the value. `begins`: JSON text up to and including the
+    first token that differs from the answer, with U+FFFD for incomplete characters. `p` is then the token's
+    probability.
     """
 
     p: float

@@ -92,8 +92,10 @@ class _FollowSets:
                     behind = bits | (behind if empty else 0)
 
     def conflicts(self, comparison: LexemeComparison) -> set[str]:
-        # `pending` has sets of lexemes that may begin at the same position. A lexeme `other` is unsafe if a
-        # character after a match of `one` can either continue `other` or begin a lexeme that follows `one`.
+        # `pending` has sets of lexemes that may begin at the same position. For two lexemes in such a set,
+        # `other` is unsafe if a character after a match of `one` can either continue `other` or begin a
+        # lexeme that follows `one`. If a text matches both, the lexemes that follow them may also begin at
+        # the same position.
         found: set[str] = set()
         seen: set[tuple[int, int]] = set()
         pending = [self._first["root"][0], *self._behind]

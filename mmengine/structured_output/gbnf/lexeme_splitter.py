@@ -1,4 +1,6 @@
-"""Splits a GBNF grammar's rules into large lexemes, which are the grammar engine's terminals."""
+"""Splits a grammar's rules into lexemes, as large as is safe. The lexemes become the grammar engine's
+terminals.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

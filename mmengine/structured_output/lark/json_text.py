@@ -1,8 +1,8 @@
 r"""Converts a Lark grammar for texts to a grammar for JSON strings whose values match the Lark grammar.
 
 A custom tool's input is a JSON string and needs the converted grammar. Each character in a rule is replaced
-by its only allowed spelling in JSON, for example a newline by `\n`. The grammar is then split into lexemes
-again, because several spellings begin with a backslash.
+by its only allowed spelling in JSON, for example a newline by `\n`. The converted grammar is split into new
+lexemes, because several spellings begin with a backslash.
 """
 
 import json

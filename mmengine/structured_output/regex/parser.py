@@ -42,9 +42,9 @@ def parse_regex(
     r"""Parse a regex and return its tree. Raises UnsupportedRegex.
 
     `classes` maps an escape's letter to its set, such as d for \d. The capital letter, such as \D, stands for
-    the complement. `nesting` is the maximum nesting depth of groups. `meaning` returns a bracket's set. Its
-    arguments are the bracket's ranges, and True for a negated bracket. `engine` is the grammar engine's name
-    for error messages.
+    the complement. `nesting` is the maximum nesting depth of groups. `meaning` returns the set for a bracket
+    expression such as [^a-z]. The arguments are its ranges, and whether it is negated. `engine` is the
+    grammar engine's name for error messages.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 

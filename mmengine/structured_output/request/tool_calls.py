@@ -1,5 +1,5 @@
-r"""Converts tools to a GrammarRequest for answers with tool calls, and back. Also examines the tools'
-schemas. Chat templates use two syntaxes for calls:
+r"""Converts tools to a GrammarRequest for answers with tool calls, and reads tools from a GrammarRequest.
+Also examines the tools' schemas. Chat templates use two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>

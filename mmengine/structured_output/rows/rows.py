@@ -289,8 +289,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens to generate instead of the sampled `tokens`. Rows with a negative token sampled
-        nothing, and the token stays.
+        """Return the tokens to generate instead of the sampled `tokens`. A negative token means that the row
+        sampled nothing, and is returned unchanged.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):

@@ -14,8 +14,9 @@ _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> None:
     """Raise InvalidRequest if a rule may contain a token that ends answers.
 
-    A rule can name the token, list ids (<[3,7-9]>, <[^3]>, <[*]>), or have stop="". A quoted name is
-    ordinary text. `specials` maps token names to ids.
+    A rule may contain the token's name, a list with the token's id (<[3,7-9]>, <[^3]>, <[*]>), or stop="",
+    which ends the rule at an end of sequence. A quoted name is ordinary text. `specials` maps token names to
+    ids.
     """
     rules = LARK_LITERAL.sub(" ", lark)  # Inside literals, a token's name is ordinary text.
     found = [name for name, token in specials.items() if token in ends and name in rules]

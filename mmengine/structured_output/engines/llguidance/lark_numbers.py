@@ -11,8 +11,7 @@ from mmengine.structured_output.engines.unlimited_numbers import HIGH, LOW, limi
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 
-# Largest exponent for the power of ten that ends a range. llguidance reads limits as floats, which have 17
-# digits.
+# Largest n for which a range may end at 10**n. llguidance reads limits as floats, which have 17 digits.
 MAX_POWER = 17
 
 

@@ -86,8 +86,8 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
-    """Return the rule for a comma-separated list of unnamed keys, and whether at least one unnamed key is
-    required.
+    """Return the rule for a comma-separated list of unnamed keys with values, and whether at least one
+    unnamed key is required. `fixed`: the number of required named keys.
     """
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
     assert isinstance(low, int) and isinstance(high, int | None)

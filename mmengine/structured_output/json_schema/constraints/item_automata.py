@@ -118,7 +118,8 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 class _Slots:
     """The possible items at each array index.
 
-    The items at an index are a list of values, or a schema if there are too many values or no uniqueItems.
+    The items at an index are a list of values. Without uniqueItems, or if the values cannot be listed, the
+    items are a schema.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):

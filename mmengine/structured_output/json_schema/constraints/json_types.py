@@ -4,9 +4,9 @@ A constraint combines the keywords of all schemas that apply to a value.
 
 A part is an item or a property. A `Conjunction` has the indices of all schemas that a part must satisfy. The
 indices (places) refer to the document's list of schemas. The empty tuple is the schema `true`. A shape maps
-each allowed JSON type to a constraint. Intersecting two constraints only joins conjunctions. shapes.py
-expands a conjunction only when its shapes are needed. Recursive schemas therefore need no special treatment
-in this module.
+each allowed JSON type to a constraint. Intersecting two constraints joins their parts' conjunctions, but does
+not expand a conjunction into shapes. shapes.py does so only when the shapes are needed. Recursive schemas
+therefore need no special treatment in this module.
 """
 
 from fractions import Fraction

@@ -2,7 +2,8 @@
 
 The grammar engine does not support `contains` and `uniqueItems`. An array with these keywords is written as
 an automaton under the key `x-steps` or `x-distinct`. json_schema_lark.py translates these keys. The grammar
-engine refuses an untranslated automaton, because the array's schema also has `uniqueItems`.
+engine refuses an untranslated automaton, because the array's schema also has `uniqueItems`. If an automaton
+has few paths, each path becomes an alternative array instead.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -20,7 +21,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]
 MAX_ITEMS = 4_096  # Maximum value of minItems.
-MAX_PATHS = 16  # Maximum number of paths in an automaton whose paths are written as separate arrays.
+MAX_PATHS = 16  # Maximum number of paths, and of items on a path, if each path is written as an array.
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:

@@ -52,7 +52,7 @@ class Emitter:
     )  # Cache of written parts that contain no other part.
     depth: int = 0
     shared: dict[str, Json] = field(default_factory=dict)  # Name -> definition of a number.
-    # Whether keys must not contain \\u escapes, because the engine excludes keys by their spelling.
+    # Whether keys must not contain \u escapes, because the engine excludes keys by their spelling.
     plain_escapes: bool = False
     orders: KeyOrders = field(init=False)
 

@@ -207,7 +207,7 @@ def _missing_points(constraint: Number) -> list[Json]:
     up to 0 lacks 0.0.
 
     Each missing number becomes a range that contains no other number: 10.7 becomes a range from 10.7 to below
-    10.8 with the step 0.1. The limit 10.05 gives a range that also allows the spelling 10.0.
+    10.8 with the step 0.1. With the limit 10.05, the range for 10 also allows the spelling 10.0.
     """
     out = []
     for limit in (constraint.low, constraint.high):

@@ -201,7 +201,8 @@ def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]
 
     To eliminate a state, each path into the state is joined to each path out of the state.
     """
-    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # State -> number of paths into it.
+    # State -> number of paths into the state, and their total length.
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)
     for state, row in edges.items():
         for to, text in row.items():
             if to in ways and to != state:

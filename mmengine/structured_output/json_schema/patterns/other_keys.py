@@ -2,9 +2,9 @@ r"""Writes a pattern and a value schema for an object's "other keys", which the 
 
 A pattern is needed because `additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
 
-The pattern may also match named keys. The grammar engine excludes each name in its usual spelling. In a
-pattern, only control characters have further spellings, so the pattern itself excludes names with control
-characters. If the pattern excluded all names, masks would be thirty times slower.
+The pattern may also match named keys. The grammar engine excludes each name in its usual spelling. In keys
+that match a pattern, only control characters have further spellings, so the pattern itself excludes names
+with control characters. If the pattern excluded all names, masks would be thirty times slower.
 
 JSON Schema also applies the pattern's schema to named keys that match. The pattern's schema is therefore
 `true`, and an `allOf` branch contains the schema for the other keys' values.

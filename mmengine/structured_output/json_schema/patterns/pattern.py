@@ -35,7 +35,7 @@ class Pattern(NamedTuple):
     `fewest` and `most` are the minimum and maximum number of characters in a match (None: no maximum).
     """
 
-    # The pattern in the grammar engine's dialect. Without \\p, the pattern is also valid in Python.
+    # The pattern in the grammar engine's dialect. Without \p, the pattern is also valid in Python.
     regex: str
     prefix: str | None  # The literal prefix, if the pattern only requires a prefix.
     fewest: int = 0

@@ -23,7 +23,7 @@ from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Rang
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # Maximum count of a repetition, and maximum product of the counts of nested repetitions.
-# A \\p stands for hundreds of ranges, and counts as this many copies.
+# A \p stands for hundreds of ranges, and counts as this many copies.
 CATEGORY_COST = 50
 
 

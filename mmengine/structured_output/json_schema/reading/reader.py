@@ -60,7 +60,8 @@ class Reader:
     given: dict[int, object] = field(default_factory=dict)  # Place -> schema as it was supplied.
     scopes: dict[int, Scope] = field(default_factory=dict)  # Place -> scope.
     references: list[str] = field(default_factory=list)
-    aliases: list[tuple[str, str, int]] = field(default_factory=list)  # (URI, fragment, place).
+    # Identifiers that the draft ignores, as (URI, fragment, place). References may use them too.
+    aliases: list[tuple[str, str, int]] = field(default_factory=list)
     # For `_check_2019`: keyword -> JSON pointer to the keyword's first use.
     of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0

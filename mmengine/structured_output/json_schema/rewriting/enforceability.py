@@ -1,4 +1,4 @@
-"""Finds the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
+"""Finds the subschemas that cannot be enforced. anyOf and oneOf can leave out branches that need them.
 
 If a branch of anyOf is left out, the grammar only allows fewer values. If a branch of oneOf is left out, all
 other branches must still exclude the missing branch's values. This exclusion uses a wider schema: the branch

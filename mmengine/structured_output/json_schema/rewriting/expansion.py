@@ -21,8 +21,9 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 
 
 class PendingSchema(NamedTuple):
-    """A schema that must be added: its place, the places on the path to the schema, and its position in the
-    text.
+    """A schema that must be added: its place, and the places on the path to the schema.
+
+    `where`: indices of keywords and list elements, by which schemas are sorted in document order.
     """
 
     place: int

@@ -54,7 +54,7 @@ class UnnamedKeys(NamedTuple):
 
 
 def unnamed_keys(schema: Json, budget: MatchBudget) -> list[UnnamedKeys]:
-    """Return an object schema's unnamed keys. The schema's patterns must describe all keys (other_keys.py).
+    """Return an object schema's unnamed keys. `schema` must come from `expand_other_keys` (other_keys.py).
     Raises PatternError if the unnamed keys cannot be distinguished from the named keys.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])

@@ -28,6 +28,8 @@ KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 
 @dataclass(slots=True)
 class Evaluated:
+    """The keys and items that subschemas evaluate. `items`: how many items at the beginning are evaluated."""
+
     names: dict[str, None] = field(default_factory=dict)
     # Pattern text -> a place with this pattern.
     patterns: dict[str, int] = field(default_factory=dict)
@@ -94,9 +96,10 @@ def _evaluate(
 
 
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
-    """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` is shared with another schema.
+    """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` was reached by another path.
 
-    For a shared anyOf or `if`, it is unknown which subschemas the value satisfies.
+    `path`: the places on the path by which the expansion first reached `place`. If the path does not contain
+    `above`, the expansion may not have recorded which subschemas the value satisfies.
     """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):
