@@ -41,8 +41,8 @@ class EncoderParts:
         """Compute one part. Returns the item's features after the last part, and None after other parts.
 
         Features are [num_embeds, (1 + num_deepstack) * hidden_size]. `payloads`: media by request id.
-        `adapter`: returns the item's adapter. This function is called only for the first part, because a call
-        may read files. Raises ExecutorFailed if the media or the adapter are missing.
+        `adapter`: returns the item's adapter. `adapter` is called only for the first part, because a call may
+        read files. Raises ExecutorFailed if the media or the adapter are missing.
         """
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:

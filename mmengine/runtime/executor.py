@@ -31,7 +31,7 @@ from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows.rows import RowMatchers
 
-_log = logging.getLogger("mmengine.runtime")  # printed to stderr unless the program handles its records
+_log = logging.getLogger("mmengine.runtime")  # printed to stderr unless the program configures logging
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class TorchExecutor:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """For each captured part, the number of replayed runs, and the number of runs without replay for each
-        reason (see ModelRunner).
+        """For each kind of graph: the number of replays, and the number of runs without a replay by reason
+        (see ModelRunner).
         """
         return self._runner.graph_counts
 

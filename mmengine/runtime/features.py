@@ -48,7 +48,7 @@ class FeatureStore:
 
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the whole tensor now. Raises ConfigError if the memory is too small. A GPU engine reserves
-        exactly this memory. A growing tensor needs 50 % more memory during the copy.
+        memory for exactly this tensor, but a growing tensor would need 50 % more during the copy.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:

@@ -25,7 +25,7 @@ class StepInputs(msgspec.Struct, frozen=True, eq=False):
     positions: torch.Tensor  # [3, t]
     attention: AttentionMeta
     sample_tokens: torch.Tensor | None  # [s], indices of the tokens that sample; None: all tokens sample
-    places: np.ndarray | None  # intp [n], indices of the plan's tokens in the bucket; None: the first n
+    places: np.ndarray | None  # intp [n], indices of the plan's n tokens in the bucket; None: the first n
     pending: torch.Tensor  # [2, p], indices of tokens that the previous step samples, and their rows
 
 

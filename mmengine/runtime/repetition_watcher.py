@@ -10,7 +10,7 @@ _NOTHING = -1  # in `_recent`: a position before the first token of the answer
 class RepetitionWatcher:
     """Tracks the last tokens of rows with `repetition_detection`, and counts matching tokens for each period.
 
-    An answer repeats a pattern if its last p * min_count tokens have the period p, for any p from
+    An answer repeats a pattern if its last p * min_count tokens have the period p, for some p from
     min_pattern_size to max_pattern_size. Each of the last p * (min_count - 1) tokens then equals the token p
     positions earlier. One counter per period is therefore sufficient. The arrays have P columns, the largest
     max_pattern_size so far, and take 12 * rows * P bytes.
@@ -23,7 +23,8 @@ class RepetitionWatcher:
         # [rows, P], number of matches at which an answer ends; 0: the period is not checked
         self._needed = np.zeros((max_rows, 0), np.int32)
         self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
-        self.has_repeated = np.zeros(max_rows, bool)  # whether the answer had a repetition at admission
+        # whether a preempted or resumed request's answer had repeated itself before this admission
+        self.has_repeated = np.zeros(max_rows, bool)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`. `token_ids`: int32, the prompt and the tokens of the answer so far."""
@@ -42,7 +43,7 @@ class RepetitionWatcher:
             equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
             runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
             self._matches[row, period - 1] = runs[-1]
-            # If the answer repeated itself before this admission, the row only completes its grammar.
+            # If a resumed request's answer had repeated itself, the row only completes its grammar.
             is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
             self.has_repeated[row] |= is_found.any()
 

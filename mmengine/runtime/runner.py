@@ -116,7 +116,7 @@ class ModelRunner:
 
     @property
     def captures(self) -> str:
-        """A description of the capturable steps, the same on all ranks; "" if no step is capturable."""
+        """A description of the capturable steps, which ranks compare; "" if no step is capturable."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
         # A pass with recurrent states takes arguments from the host, so a graph would replay old arguments.

@@ -10,7 +10,7 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return `array` as a tensor on `device`.
 
     On a CPU the tensor shares the array's memory, unless the array is read-only. On CUDA the copy goes
-    through pinned memory (not yet run on a GPU). torch keeps this memory until the copy has finished.
+    through pinned memory (not yet run on a GPU). torch reuses this memory only after the copy has finished.
     """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if device.type == "cpu":

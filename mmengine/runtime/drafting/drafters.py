@@ -159,8 +159,8 @@ def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: AnyHead | None) -> AnyHead | None:
-    """Return `head` if `config` reserves KV slots for the head, else None. A continued log's settings may
-    reserve no slots.
+    """Return `head` if `config` reserves KV slots for the head, else None. `config` reserves none if it comes
+    from a continued log that was started without a head.
 
     Raises ConfigError if there are no slots although the user requested the head.
     """

@@ -32,7 +32,7 @@ class DecodeGraphs:
 
     `dtype`: the hidden states' dtype. `num_drafts`: maximum number of drafts for a row.
     `aux_hidden_states`: tensors for the auxiliary states that a draft head reads; None without a head.
-    `capture`: captures all step sizes, the buckets (capture.py). `num_steps`: the number of steps by
+    `capture`: the function that captures all buckets (capture.py). `num_steps`: the number of steps by
     outcome, which is REPLAYED or the reason why a step was not replayed.
     """
 

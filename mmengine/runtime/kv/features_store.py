@@ -1,4 +1,4 @@
-"""Keeps encoder outputs that a block store has sent, until a step uses them."""
+"""Keeps encoder outputs that a block store has sent, until no request needs them."""
 
 import hashlib
 import threading

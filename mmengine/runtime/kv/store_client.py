@@ -334,5 +334,5 @@ def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (task := tasks.get()) is not None:
         try:
             task()
-        except Exception:  # the request waits until its deadline
+        except Exception:  # the request waits until fetch_timeout_s has passed
             traceback.print_exc()

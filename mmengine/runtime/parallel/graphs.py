@@ -1,9 +1,9 @@
 """Captures CUDA graphs on all ranks, in the same order. If a capture fails on one rank, no rank uses graphs.
 Not yet run on a GPU.
 
-NCCL cannot pair an exchange in a replayed graph with an exchange outside a graph. In each step, either all
-ranks replay the same graph, or no rank replays. All ranks choose alike, because the choice depends only on
-the plan. A rank that fails in a step replays the graph without rows (group.py).
+NCCL cannot pair an exchange in a replayed graph with an exchange outside a graph. In each step, therefore,
+either all ranks replay the same graph, or no rank replays. All ranks choose alike, because the choice depends
+only on the plan. A rank that fails in a step replays the graph with padding only (group.py).
 
 A capture may fail on a single rank. Before each captured pass and each warm-up pass, each rank sends a word
 that describes its progress. The ranks continue only if all words are equal.

@@ -12,8 +12,8 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """The drafted tokens before each sampling position, as m pairs (position, token), for rows with
-    penalties.
+    """For rows with penalties: m pairs of a sampling position and a token that is drafted before this
+    position.
     """
 
     rows: np.ndarray  # intp [m], the row of each pair
@@ -21,8 +21,8 @@ class DraftPairs(NamedTuple):
 
 
 class TokenCounts:
-    """Token counts for rows with penalties: which tokens prompt and output contain, and how often the
-    output contains each token.
+    """Token counts for rows with penalties: which tokens the prompt and the output contain, and how
+    often the output contains each token.
 
     A row with penalties takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the
     number of such rows. If a request without penalties takes the row, the row's table entry is freed.
@@ -91,8 +91,8 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
-        """Recompute the m logits in `drafted` in place, so that penalties also count the drafts before each
-        position.
+        """Recompute the logits of the m pairs in `drafted` in place, so that penalties also count the drafts
+        before each position.
 
         `before` [m]: these logits before any penalty. `penalties`: as in `penalise`, [3, m, 1].
         """

@@ -1,7 +1,8 @@
 """Gathers logprobs for prompt tokens while the prompt's chunks are computed.
 
-The logits before a token give its logprob, so the first token has no logprob. A request that is preempted
-within its prompt is not swapped (core/decide). Its whole prompt is computed again, with all logprobs.
+A token's logprob comes from the logits at the previous position, so the first token has no logprob. A request
+with `prompt_logprobs` that is preempted within its prompt is not swapped (core/decide). Its whole prompt is
+computed again, with all logprobs.
 """
 
 from collections.abc import Callable

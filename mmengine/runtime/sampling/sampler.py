@@ -103,7 +103,7 @@ class TokenChoice:
     """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
 
     A row has failed if its `largest` is not finite. `logits`: the model's unchanged logits, if logprobs are
-    wanted. `allowed`: the tokens that grammars allow, if confidences are wanted.
+    wanted. `allowed`: statistics about the tokens that grammars allow, if confidences are wanted.
     """
 
     token_ids: torch.Tensor
@@ -255,11 +255,12 @@ class Sampler:
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
         """Apply min_tokens to the rows whose logits need not change. Returns the remaining options [s], and
-        their bitwise OR. Rows that need no further work lose the bit MIN_TOKENS.
+        their bitwise OR.
 
-        Rows with at least min_tokens tokens need no work. On a CPU, greedy rows without other options get
-        another token if their token in `token_ids` ends the text. If no row has other options, only the
-        bitwise OR loses the bit.
+        On a CPU, a greedy row without other options gets another token in `token_ids` if its token would end
+        the text too early. These rows, and rows that already have min_tokens tokens, lose the bit MIN_TOKENS.
+        If no row has other options, only the bitwise OR loses the bit: the caller then reads no row's
+        options.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])

@@ -18,7 +18,7 @@ from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_p
 from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
 
-RESERVE_SHARE = 0.1  # unused share of a GPU's memory (kv/memory.py)
+RESERVE_SHARE = 0.1  # share of a GPU's memory that stays reserved (kv/memory.py)
 CPU_MEMORY_SHARE = 0.25  # maximum share of free memory for a CPU's default KV pool
 # A CPU's default KV pool fits this many full-length requests, but has at least CPU_MIN_BYTES.
 CPU_FULL_REQUESTS = 4

@@ -34,7 +34,7 @@ class Recovery:
         self._thread, self._open = thread, open_requests
         self._lock = threading.Lock()
         self._waiting, unclaimed = find_recovered(thread.engine.requests.resumed)
-        for core_id in unclaimed:  # otherwise the log would keep the unclaimed answers forever
+        for core_id in unclaimed:  # no caller can claim these answers, so the log would keep them forever
             thread.engine.requests.drop_resumed(core_id)
 
     def waiting(self) -> list[RecoveredRequest]:

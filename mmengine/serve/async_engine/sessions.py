@@ -1,4 +1,4 @@
-"""AsyncEngine's sessions, which let many callers append to growing prompts and ask questions.
+"""AsyncEngine's sessions: growing prompts, about which many callers ask questions.
 
 Example:
 

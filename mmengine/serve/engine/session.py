@@ -1,4 +1,4 @@
-"""Sessions of an `Engine`: prompts to which callers append content and ask questions.
+"""Sessions of an `Engine`: growing prompts, about which callers ask questions.
 
     with engine.session(system="You watch a door.") as session:
         for seconds, picture in camera:
@@ -240,7 +240,7 @@ class Session:
 
 
 def as_parts(content: object) -> list[object]:
-    """Return `content` as a part list."""
+    """Return `content` as a list of message parts and texts."""
     return list(content) if isinstance(content, (list, tuple)) else [content]
 
 

@@ -26,10 +26,11 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 class HeadWeights:
     """A draft head's weights; h is the hidden size.
 
-    `fc_norms`: empty, one norm for the concatenated auxiliary states, or one norm for each state. `layers`:
-    the first layer reads embeddings and hidden states, so its `qkv` takes embed_size + h values. This layer's
-    `input_norm` normalises the embeddings, and `hidden_norm` the hidden states. `target_ids`: int64
-    [draft_vocab_size], each draft token's id in the target's vocabulary, or None for equal vocabularies.
+    `fc_norms`: empty, one norm for the concatenated auxiliary states, or one norm for each auxiliary layer.
+    `layers`: the first layer reads embeddings and hidden states, so its `qkv` takes embed_size + h values.
+    This layer's `input_norm` normalises the embeddings, and `hidden_norm` the hidden states. `target_ids`:
+    int64 [draft_vocab_size], each draft token's id in the target's vocabulary, or None for equal
+    vocabularies.
     """
 
     fc: Linear
@@ -57,7 +58,7 @@ class DraftHead(HeadNetwork):
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Return the target's states [t, aux_layers * target_hidden_size], projected to [t, h] for
+        """Convert the target's states [t, aux_layers * target_hidden_size] to [t, h], an input of
         `forward`.
         """
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
@@ -125,7 +126,7 @@ class DraftHead(HeadNetwork):
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return the target's token id of each row's likeliest token, int64 [s]."""
+        """Return each row's likeliest token, as a target token id, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]

@@ -20,7 +20,7 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # two embeddings are compared in parts with this many rows, to save memory
+_COMPARED_ROWS = 4096  # the head's and the target's embeddings are compared in parts of this many rows
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
@@ -69,7 +69,7 @@ def _read(
 def _embedding(
     config: HeadConfig, weights: WeightReader, model: VisionLanguageModel, device: torch.device
 ) -> Tensor | None:
-    """Return the head's embedding, or None if it equals the target's embedding."""
+    """Return the head's own embedding, or None if it is missing or equals the target's embedding."""
     if not config.own_embedding:
         return None
     own = weights.read(EMBEDDING)

@@ -35,7 +35,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata for the pass that computes draft number `ahead` (from 0) for the first `active`
+        """Return the metadata for the pass that reads draft number `ahead` (from 0) in the first `active`
         rows.
         """
         at = self.kv_lens[:active] + np.int32(ahead)

@@ -1,8 +1,8 @@
 """Stores waiting tokens: the tokens that a draft head has not read yet.
 
-While no row may have drafts, the head does not run, and steps are only stored. Before the next drafts, each
-token is assigned to its row, and rejected drafts are removed. A finished request's tokens have no row, but a
-request with the same prefix blocks can copy them.
+While no row may have drafts, the head does not run, and each step's tokens are only stored. Before the next
+drafts, each token is assigned to its row, and rejected drafts are removed. A finished request's tokens have
+no row, but a request with the same prefix blocks can copy them.
 """
 
 import msgspec
@@ -15,7 +15,8 @@ from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # maximum number of waiting tokens; with the included checkpoint, their states take 6 MiB
-# MERGED is the step number of tokens from merged steps. UNOWNED is the row of tokens from finished requests.
+# MERGED is the step number for all tokens that `_merged` has already joined. UNOWNED is the row of tokens
+# from finished requests.
 MERGED, UNOWNED = -1, -1
 AT_ONCE = 1024  # maximum number of waiting tokens that the head reads in a step, so that no step takes long
 
@@ -49,7 +50,8 @@ class Deferred:
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
         self._num_noted = 0  # number of steps that `_has_any` includes
         self._has_any = np.zeros(num_rows, bool)
-        # For each row, the first step whose tokens belong to the current request of the row.
+        # For each row, the index in `_steps` of the first step with tokens of the row's current request.
+        # MERGED: merged tokens belong to this request too.
         self._since = np.full(num_rows, MERGED)
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
@@ -65,7 +67,7 @@ class Deferred:
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens in `rows` [n]."""
+        """Make the waiting tokens in `rows` [n] UNOWNED, because new requests get these rows."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
@@ -76,7 +78,7 @@ class Deferred:
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """Copy other rows' waiting tokens in `blocks` to `row`, whose request begins with these blocks.
+        """Copy other requests' waiting tokens in `blocks` to `row`, whose request begins with these blocks.
 
         `table`: the row's block table, int32 [b]. Returns False if tokens that precede the row's own
         waiting tokens are missing.

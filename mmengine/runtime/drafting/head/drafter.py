@@ -8,7 +8,7 @@ head drafts from its own outputs, for rows that may have drafts.
 If no row may have drafts, hidden states are stored for later (deferred.py). The drafter sleeps if too many
 states are stored, or after too many consecutive steps in which no row may have drafts. A sleeping drafter
 drops the stored states, and the target writes no more states. The drafter wakes up when rows may have drafts
-again. Then only rows with complete keys (keys.py) get drafts. These are mostly new rows.
+again. Then only rows without gaps in the head's KV (keys.py) get drafts. These are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -149,7 +149,7 @@ class HeadDrafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: the row's keys are in its blocks, and are freed together with the blocks."""
+        """Do nothing: the head's KV is in the row's blocks, and is freed together with the blocks."""
 
     def wait(self, states: TargetStates) -> None:
         """Store a step's states until the next drafts are made."""
@@ -159,8 +159,8 @@ class HeadDrafter:
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
         """Read a step's states, and the stored states for rows that may have drafts.
 
-        Reading a token's state writes the token's KV to the head's pool. If `states` is None, the head has no
-        keys for the step's rows.
+        Reading a token's state writes the token's KV to the head's pool. If `states` is None, the head's KV
+        has a gap in each of the step's rows, so no row gets drafts.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -211,8 +211,8 @@ class HeadDrafter:
         """Borrow stored states for rows in `lacks`, and return which rows could borrow, bool [n].
 
         The states belong to other rows with the same prefix blocks. Only rows that may have drafts
-        (`selected`) borrow. States that their own row reads in this step are not lent. A row that lacks such
-        states drafts only from the next step on.
+        (`selected`) borrow. If another row reads its states for a block in this step, these states are not
+        lent, and the row that lacks them drafts only from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()

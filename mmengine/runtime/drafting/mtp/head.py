@@ -1,7 +1,7 @@
 """A checkpoint's multi-token-prediction (MTP) head as a draft head.
 
-The head reads the target's last hidden state and applies the target's final norm itself. The head's normed
-output is the hidden state for the next draft.
+The head reads the target's hidden states before the final norm, and applies this norm itself. The head's
+normed output is the hidden state for the next draft.
 """
 
 from dataclasses import dataclass
