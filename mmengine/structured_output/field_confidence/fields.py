@@ -24,7 +24,8 @@ from mmengine.token_confidence import TokenConfidence
 class FieldConfidence(msgspec.Struct, frozen=True):
     """How confident the model was in a field's value.
 
-    `p`: the product of the probabilities of the value's tokens. `min`: the smallest of these probabilities.
+    `p`: the product of the probabilities of the value's tokens; for a number, the probability that the number
+    ends may be a further factor. `min`: the smallest of these probabilities.
     `entropy`: the entropy in nats at the first token that decides the value. `others`: other likely values.
     """
 

@@ -80,8 +80,9 @@ def _text_of(value: Scalar) -> bytes:
 
 
 def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
-    """Return whether two texts with a common prefix have different values. The texts continue with `rest` and
-    `value`.
+    """Return whether two texts with a common prefix certainly have different values. The first text continues
+    with `rest`, which may be incomplete, and the second text with `value`. `of_number`: whether the second
+    text is a number.
     """
     if value.startswith(rest):
         return False

@@ -21,7 +21,8 @@ _CONTROL = r"\\u00([01][0-9a-f]|7f)"
 
 
 class Rules(Protocol):
-    """Writes Lark rules. Each method adds a rule and returns the expression that refers to it.
+    """Writes Lark rules. `node`, `json`, `rule` and `terminal` return an expression for a schema or a rule's
+    body, and add rules for the expression. `line` adds a line to the grammar. `name` returns a new rule name.
 
     `budget` limits the steps to match keys against a schema's patterns. `comma` and `colon` are terminals
     that include the white space after them.
