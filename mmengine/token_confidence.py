@@ -1,8 +1,8 @@
-"""A token's confidence: its probability among the tokens that the grammar allowed. The event EXECUTED and the
-engine's outputs store a confidence after the token's logprobs, as pairs with negative numbers in place of
-token ids. The pairs are (LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token,
-its logprob) for the likeliest allowed tokens, the best first. A forced token (the only allowed token) has no
-FIRST_LIKELY pairs.
+"""A token's confidence: its logprob in the distribution over the tokens that the grammar allowed, and this
+distribution's entropy and likeliest tokens. The event EXECUTED and the engine's outputs store a confidence
+after the token's logprobs, as pairs with negative numbers in place of token ids. The pairs are (LOGPROB, the
+token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token, its logprob) for the likeliest allowed
+tokens, the best first. A forced token (the only allowed token) has no FIRST_LIKELY pairs.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfide
 def split_entries(
     entries: Sequence[Sequence[tuple[int, float]]] | None,
 ) -> tuple[list[Entry] | None, list[TokenConfidence] | None]:
-    """Return all tokens' logprobs and confidences. A list is None if the request has not asked for its
-    values.
+    """Return the list of all tokens' logprobs and the list of their confidences, each None if the request
+    did not ask for these values.
     """
     if not entries:
         return (None if entries is None else []), None

@@ -273,8 +273,8 @@ class PluginContract:
     ) -> None:
         """Compare each chat's greedy tokens at least twice, and verify the engine's log. `made`: contains
         transformers' inputs and tokens for `chats`. `name`: a key of SETTINGS. `num_spare`: for "preempted",
-        how many blocks the pool has in addition to the blocks for two longest prompts. These blocks must be
-        too few for the answers.
+        the number of blocks in the pool beyond the blocks for two copies of the longest prompt. The spare
+        blocks must be too few for the answers.
         """
         settings, tokens = self.settings(name), made.tokens
         num_new = len(tokens[0])

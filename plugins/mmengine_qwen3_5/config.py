@@ -137,7 +137,7 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 def _experts(text: Fields) -> ExpertsConfig:
     """Read the experts' sizes. Every layer has experts.
 
-    Ignores `decoder_sparse_step` and `mlp_only_layers`, which other models use to choose the layers.
+    Ignores `decoder_sparse_step` and `mlp_only_layers`, which select the layers with experts in other models.
     """
     if not text.flag("norm_topk_prob", True):
         text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")

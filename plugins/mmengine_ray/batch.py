@@ -2,10 +2,10 @@
 
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
-Ray gives a dead worker's rows to a new worker, as a whole batch. The new worker reads the logs of dead
-workers below `root`. It takes finished answers from these logs, and continues unfinished answers. A request
-without a seed gets a seed derived from its id; every worker then computes the same answer. The log identifies
-a request by a digest over its line and media folder, because ids may be reused.
+Ray gives the whole batch of a dead worker to a new worker. The new worker reads the logs of dead workers
+below `root`. It takes finished answers from these logs, and continues unfinished answers. A request without a
+seed gets a seed derived from its id; every worker then computes the same answer. The log identifies a request
+by a digest over its line and media folder, because ids may be reused.
 """
 
 import hashlib

@@ -191,7 +191,7 @@ async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -
 
 
 def replica_deployment(settings: RaySettings) -> Application:
-    """Return the deployment of the replicas alone, for an ingress outside Serve."""
+    """Return an application that has only the replicas, without an ingress."""
     scaled = settings.max_replicas > settings.replicas
     count: dict[str, object] = {"num_replicas": settings.replicas}
     if scaled:

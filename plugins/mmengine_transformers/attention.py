@@ -40,9 +40,9 @@ class StepContext:
 class HostedLayer:
     """Connects an attention module to layer `index` of an attention port.
 
-    In the port, all layers have the pool's head counts and sizes (`pool`). A module with smaller counts or
-    sizes pads its keys, values and queries with zeros, and repeats its KV heads. Padding and repetition do
-    not change the output.
+    In the port, all layers have the pool's head counts and sizes (`pool`). For a module with smaller counts
+    or sizes, this class pads keys, values and queries with zeros, and repeats KV heads. Padding and
+    repetition do not change the output.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from mmengine_transformers.token_inputs import TokenInputs
 
 
 class DecoderBody:
-    """Computes hidden states with the decoder's own forward. An AttentionPort gets the attention calls.
+    """Computes hidden states with the decoder's own forward. Attention calls go to an AttentionPort.
 
     `grid`: computes positions for decoders with several position rows.
     """

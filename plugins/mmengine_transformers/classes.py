@@ -104,7 +104,7 @@ def _all_lines(error: Exception) -> str:
 
 
 def why_never(model_class: type[PreTrainedModel]) -> str:
-    """Return the reason why this plugin serves no model of a class, as a clause, or ""."""
+    """Return, as a clause, why this plugin serves no model of this class, or "" for other classes."""
     if "shared_kv_states" in _parameters(model_class.forward):
         return "it drafts tokens for another model, whose KV it reads"
     return ""

@@ -60,10 +60,11 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 
 
 def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
-    """Raise ModelError if transformers' cache drops keys that a layer still sees.
+    """Raise ModelError if transformers' cache and a layer's attention have different windows.
 
     The cache always follows the config's window. Some models' masks and attention calls ignore this window,
-    for example Moshi's.
+    for example Moshi's. A cache window that is at least as long as the model's longest row is
+    ignored.
     """
     text = text_config(parts.model.config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)

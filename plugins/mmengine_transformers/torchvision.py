@@ -16,7 +16,7 @@ def import_reason(what: str, error: BaseException) -> str:
     if not any(sign in text for text in texts for sign in _SIGNS):
         return f"{what} needs a package that is not installed: {in_one_line(list(_causes(error))[-1])}"
     # torchvision's operators fit a single build of torch. PyPI lacks the operators for torch without CUDA, so
-    # the advice names torch's index.
+    # torchvision must come from the index that torch came from.
     advice = f"install the torchvision that belongs to torch {version('torch')}, from the same index"
     if find_spec("torchvision") is None:
         return f"{what} needs torchvision, which is not installed; {advice}"

@@ -1,4 +1,4 @@
-"""Converts the entries that many steps recorded to events. A single call hashes all entries' token ids."""
+"""Converts entries, recorded during many steps, to events. A single call hashes all entries' token ids."""
 
 from collections.abc import Iterator
 

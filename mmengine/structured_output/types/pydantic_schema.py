@@ -1,8 +1,9 @@
-"""Writes JSON Schemas for types that pydantic supports. Every answer passes pydantic's validation.
+"""Writes JSON Schemas for types that pydantic supports.
 
-pydantic's own schemas allow values that validation rejects: a Decimal may be any string, and a URL may have
-any scheme. This module's schemas are at least as strict as validation. A type is refused if no schema can
-express its rule, for example that a file exists. This module requires pydantic, an optional dependency.
+Every answer that satisfies a schema from this module passes pydantic's validation, unless the type's own code
+(a validator) rejects the answer. pydantic's own schemas allow values that validation rejects: a Decimal may
+be any string, and a URL may have any scheme. A type is refused if no schema can express its rule, for example
+that a file exists. This module requires pydantic, an optional dependency.
 """
 
 from collections.abc import Mapping

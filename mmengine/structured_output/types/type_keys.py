@@ -14,8 +14,8 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
     """Return a schema for objects whose keys match `keys` and whose values match `values`.
 
-    `keys`: the schema that a value with the key's type would have. `sizes`: minProperties and maxProperties.
-    Raises InvalidRequest for unsupported key types.
+    `keys`: the key type's schema, such as {"type": "integer"} for int. `sizes`: minProperties and
+    maxProperties. Raises InvalidRequest for unsupported key types.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

@@ -164,9 +164,9 @@ def _fields_of(each: object) -> list[object]:
 def _close_schema(schema: object) -> object:
     """Narrow a type's schema where the library leaves it too wide.
 
-    Objects allow no additional properties, unless the type sets `additionalProperties`. Patterns replace
-    base64 annotations and formats that JSON Schema does not define. Raises InvalidRequest for formats that no
-    pattern describes.
+    Objects allow no additional properties, unless the type sets `additionalProperties`. A base64 string gets
+    a pattern, and a pattern replaces each format that JSON Schema does not define. Raises InvalidRequest for
+    formats that no pattern can express.
     """
     if not isinstance(schema, dict):
         return schema
@@ -188,9 +188,9 @@ def _close_schema(schema: object) -> object:
 
 
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
-    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item.
+    """Drop `uniqueItems` from a set's schema if the keyword cannot be enforced and `minItems` is at most 1.
 
-    Without the keyword, decoding merges duplicate items, and the set still satisfies `minItems`.
+    Decoding then merges duplicate items, and the decoded set still satisfies `minItems`.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each

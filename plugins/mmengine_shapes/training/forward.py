@@ -1,8 +1,8 @@
 """Computes a training forward pass with the weights of transformers' model.
 
 All views (images or pairs of video frames) in a batch have the same size, and the vision tower processes them
-together. packing.py puts several branches after a shared prefix, and the text model's mask separates the
-branches. The results equal transformers' own forward pass, which evaluate.py uses.
+together. packing.py puts several branches (questions with answers) after a shared prefix, and the text
+model's mask separates the branches. The results equal transformers' own forward pass, which evaluate.py uses.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that drafts tokens from the hidden
-states before some of the target's layers (the tapped layers).
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that drafts tokens from tapped
+states: the inputs of some of the target's layers (the tapped layers).
 
 At position p, the head reads the tapped states at p and the token at p + 1, and predicts the token at p + 2.
 In later draft steps, the head's own output replaces the tapped states. Parameter names are as in published
@@ -20,7 +20,7 @@ from mmengine.models.decoder.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of the head that differ from the target's."""
+    """The head's sizes and options that do not follow from the target's config."""
 
     levels: tuple[int, ...]  # Tapped layers. The number i stands for the input of the target's layer i.
     draft_vocab_size: int
@@ -111,8 +111,8 @@ class DraftHead(nn.Module):
     ) -> list[Tensor]:
         """Draft from all positions in `rows` together. Return each step's logits, [B, R, draft_vocab].
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
-        the tapped states. As in an engine, a draft attends to step 0's keys up to the draft's first position,
-        and to its own keys from later steps.
+        the tapped states and computes keys for the whole conversation. As in an engine, a draft attends to
+        these keys up to the draft's first position, and to its own keys from later steps.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)

@@ -1,4 +1,4 @@
-"""Generates held-out conversations with pictures for each task, to evaluate the model.
+"""Generates held-out conversations and their pictures for each task, to evaluate the model.
 
 Scenes and clips have held-out layouts, which training never uses. Text items come from the same closed sets
 as in training.

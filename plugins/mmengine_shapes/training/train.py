@@ -4,7 +4,7 @@
 
 Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 and
 stores the weights in fp32. Muon optimizes the matrices, and AdamW all other weights. During training, an
-auxiliary head predicts the kind of the shape whose centre is in a merged visual token.
+auxiliary head predicts the properties of the shape whose centre is in a merged visual token.
 """
 
 import argparse

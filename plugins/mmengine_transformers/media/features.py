@@ -16,9 +16,8 @@ Features = Callable[..., Any]
 
 
 class MediaEncoder:
-    """Encodes packed items. `sample`: the rows for a sample item. The constructor checks the encoder with the
-    sample, and memory is measured with the sample. `indicators`: the ids of the tokens whose embeddings are
-    constants.
+    """Encodes packed items. `sample`: a packed sample item, with which the constructor checks the encoder
+    and the engine measures memory. `indicators`: the ids of the tokens whose embeddings are constants.
 
     Raises ModelError for a model whose features cannot be computed item by item.
     """

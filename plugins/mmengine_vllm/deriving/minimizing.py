@@ -46,8 +46,8 @@ class VllmProbe:
     MODULE:CLASS), and finds faults in the class.
 
     A fault is a broken invariant, a stall, an exception, or a decision that differs from the reference. The
-    reference is vLLM's own scheduler class or, if `name` is "vllm", the rules of this build. `kind`: one of
-    KINDS. If the log in `folder` has a fault of this kind, a run fails only with the same fault.
+    reference is vLLM's own scheduler class or, if `name` is "vllm", the rules of this build. `kind`: the kind
+    of fault to look for, from KINDS. For "any", the first fault found determines the kind.
 
     Raises LogError if another version of vLLM wrote the log.
     """

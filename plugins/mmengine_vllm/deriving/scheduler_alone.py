@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Creates the objects for running vLLM's scheduler without a model: a small configuration, requests, and a
-model runner's results. Must not import mmengine, because written pytest files contain a copy of this module.
+model runner's results. Must not import mmengine, because `mmengine log minimize --with` writes pytest files
+with a copy of this module.
 """
 
 import copy
