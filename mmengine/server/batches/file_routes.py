@@ -176,8 +176,8 @@ EXPIRES_AFTER = FieldPath("expires_after")
 
 
 def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EXPIRES_AFTER) -> int:
-    """Return the number of seconds after which a file expires. `where`: the path that errors name. Raises
-    ApiError.
+    """Return the number of seconds after which a file expires. `where`: the field's path for error
+    messages. Raises ApiError.
     """
     if anchor != "created_at":
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be created_at", where / "anchor")

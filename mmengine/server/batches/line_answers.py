@@ -73,7 +73,8 @@ class LineAnswers:
         self.recovered_rows, self._pooled = recovered_rows, pooled
         # Lines are parsed on a thread of their own, so that live calls do not wait for lines.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
-        self.leaves = False  # Whether a cancelled task leaves its requests in the log.
+        # Whether a cancelled task leaves its requests in the log instead of cancelling them.
+        self.leaves = False
 
     async def answer(
         self,
@@ -150,8 +151,8 @@ class LineAnswers:
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
         """Return the request, and a stream for each prompt.
 
-        If every prompt has a recovered stream, the recovered streams are returned with the request's envelope
-        from the log. Otherwise the request is submitted.
+        If every prompt has a recovered stream, the recovered streams are returned, and the request gets its
+        envelope (the call's data) from the log. Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)
         envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)

@@ -86,8 +86,7 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-# Only a single thread may use this decoder. msgspec crashes if two threads start to use a new decoder at the
-# same time.
+# Built at import: msgspec crashes if two threads are the first to use a type.
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
@@ -101,8 +100,9 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _small(line: bytes) -> bytes:
-    """Return the line with large media shortened. If the body has too many values, {} replaces the body.
-    Parsing the unchanged line could hold the GIL for too long. Raises the errors in _UNREADABLE.
+    """Return the line with large media shortened. If the line has too many values, {} replaces the body, or
+    null if the body is not an object. Parsing the unchanged line could hold the GIL for too long. Raises the
+    errors in _UNREADABLE.
     """
     line = cut_short(line) if len(line) > MIN_CHARS else line
     if not has_too_many_values(line):

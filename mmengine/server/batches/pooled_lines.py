@@ -1,6 +1,7 @@
 """Runs batch lines for embeddings and scores.
 
-The log contains no embeddings or scores, so lines without output are computed again after a restart.
+The log contains no embeddings or scores, so after a restart, the lines that the output files lack are
+computed again.
 """
 
 import asyncio

@@ -18,9 +18,9 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """The recovered requests of live batches. Each request has a stream.
+    """The recovered requests of batches that have not ended. Each request has a stream.
 
-    Recovered requests from ended batches are cancelled. Create this object before the call registry.
+    Recovered requests of ended batches are cancelled. Create this object before the call registry.
     Otherwise the registry would treat batch requests as calls from clients.
     """
 

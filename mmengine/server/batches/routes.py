@@ -110,8 +110,8 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        The Idempotency-Key identifies the call. Without a key, only a marked retry within `reattach_s`
-        seconds is recognized, by the call's digest.
+        The Idempotency-Key identifies the call. Without a key, the call's digest identifies the call, but
+        only if a header marks the call as a retry and the batch is at most `reattach_s` seconds old.
         """
         batches = self._storage.batches
         if key:

@@ -118,8 +118,8 @@ class BatchRun:
             self._resources.answers.recovered_rows.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
-        """Return the index of the input's lines. If a line is invalid, sets the batch to failed and returns
-        None.
+        """Return the index of the input's lines. If the input file has errors, sets the batch to failed
+        and returns None.
         """
         batch, files = self.batch, self._storage.files
         path = files.path(batch.input_file_id)
@@ -298,7 +298,7 @@ class _HeldBody:
 
 
 def _some(lines: Iterator[Line]) -> list[Line]:
-    """Return the next lines, which are several small lines or a single large line."""
+    """Return the next lines: together at least _BYTES_AT_ONCE bytes, unless the file ends."""
     found: list[Line] = []
     num_bytes = 0
     while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:

@@ -69,7 +69,7 @@ class BatchRunner:
             WeakValueDictionary(),
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
-        # Maps a batch whose run failed to the monotonic time of its next run.
+        # Batch id -> monotonic time of the next run, for batches whose last run failed.
         self._not_before: dict[str, float] = {}
         self._woken = asyncio.Event()
 

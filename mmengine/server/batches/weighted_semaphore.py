@@ -16,8 +16,8 @@ class WeightedSemaphore:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Wait for `amount` units (at most `size`), take them, and return their number. The caller releases
-        the units with `give`.
+        """Wait for `amount` units, or for `size` units if `amount` is larger. Take the units and return their
+        number, which the caller later passes to `give`.
         """
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:

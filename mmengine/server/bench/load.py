@@ -1,5 +1,5 @@
-"""Generates a load on a server: calls with random prompts, at a given mean rate or with a fixed
-concurrency.
+"""Generates a load on a server: calls with random prompts, at a given mean rate, or as many at once as
+the concurrency limit allows.
 """
 
 import asyncio
@@ -27,9 +27,10 @@ _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangl
 class Load:
     """The calls to generate.
 
-    `rate`: mean number of calls per second, with exponentially distributed intervals between calls. If `rate`
-    is infinite, a new call starts whenever fewer than `concurrency` calls are running. `prompt_words` and
-    `max_tokens` apply to each call. With `ignore_eos`, each answer has exactly `max_tokens` tokens.
+    `rate`: mean number of calls per second, with exponentially distributed intervals between calls. At most
+    `concurrency` calls run at once. If `rate` is infinite, a new call starts whenever fewer calls are
+    running. `prompt_words` and `max_tokens` apply to each call. With `ignore_eos`, each answer has exactly
+    `max_tokens` tokens.
     """
 
     num_requests: int

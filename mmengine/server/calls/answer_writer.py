@@ -9,7 +9,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.stored_responses import StoredResponses
 
-TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. Meanwhile the log keeps the answer.
+TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. Until then, the log has the answer.
 AGAIN_S = 1.0  # Seconds until a failed write is repeated.
 MAX_TOGETHER = 256  # Maximum number of answers per write.
 MAX_WAITING = 256  # If the store fails while this many answers wait, new calls are refused.

@@ -84,7 +84,7 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call's request with the first call's request id and envelope."""
+    """Return a repeated call's request without prompts, with the first call's request id and envelope."""
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
 

@@ -1,9 +1,10 @@
-"""Keeps calls that continue after their client disconnects, and gives their answers to retries.
+"""Holds the calls that continue after their client disconnects, and gives their answers to retries.
 
-A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
-limited time. A later call with the same key and body gets the whole answer, beginning with the first token. A
-recovered call is a call that the previous process did not finish. A recovered call without a key may give its
-answer to the first retry with the same body. Calls whose response is stored also continue without a client.
+A key is the header Idempotency-Key, or a request id that the client chose. A call with a key stays
+in the registry for a limited time. A later call with the same key and body gets the whole answer, beginning
+with the first token. A recovered call is a call that the previous process did not finish. A recovered call
+without a key may give its answer to the first retry with the same body. Calls whose response is stored also
+continue without a client.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.chat.submission import submit
 from mmengine.server.http.errors import ApiError
 
-# Maximum size of all answers without a reader, in outputs. The oldest answers are dropped first.
+# Maximum size of all calls without a reader, in output tokens (see `DetachedCall.size`). The oldest calls are
+# dropped first.
 MAX_KEPT_OUTPUTS = 2**18
 _LOOK_AGAIN_S = 1.0  # Seconds between two checks of a background call.
 _Fill = Callable[[ParsedRequest], Awaitable[ParsedRequest]]
@@ -170,8 +172,8 @@ class CallRegistry:
     def _retried(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Find the recovered response that this call retries. Return its request and answer sources, or None.
-        Each recovered response is returned only once.
+        """Find the recovered call with a stored response that this call retries. Return the request and the
+        recovered call's answer sources, or None. Each recovered call is returned only once.
         """
         for recovered_call, call in self._continued if caller.tries_again else ():
             if call.keys and not call.is_live and recovered_call.is_of(request.envelope, keys, caller):

@@ -1,5 +1,5 @@
-"""The stored responses of the Responses API, with their inputs. A later call can continue a stored response.
-The store is a database next to the log. An envelope is a call's data in the log.
+"""The stored responses of the Responses API, with their inputs. A later call can continue a stored response's
+conversation. The store is a database next to the log. An envelope is a call's data in the log.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -16,7 +16,7 @@ from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
 # Bytes. A larger envelope's input is written to the store instead of the log.
 LARGE_ENVELOPE = 2**18
-# Bytes. With a smaller input, an envelope is certainly below LARGE_ENVELOPE.
+# Bytes. An envelope with at most this many bytes of input is certainly below LARGE_ENVELOPE.
 _SMALL_INPUT = LARGE_ENVELOPE // 2
 _JSON_BYTES = 6  # Maximum number of JSON bytes per character, as in \u0000.
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode

@@ -102,12 +102,12 @@ def refuse_session() -> NoReturn:
 
 
 def refuse_unread() -> NoReturn:
-    """Raise ApiError for an image that the server has not read."""
+    """Raise ApiError for boxes in an image whose bytes the server does not have."""
     raise _refused("needs the image's file: send a data: URL, an https: URL or an uploaded file")
 
 
 def refuse_text() -> NoReturn:
-    """Raise ApiError for a prompt without messages."""
+    """Raise ApiError for boxes in a prompt without messages."""
     raise _refused("needs an image in the prompt, which is a text; use /v1/chat/completions")
 
 

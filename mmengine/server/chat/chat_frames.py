@@ -25,8 +25,9 @@ Usage = dict[str, object]
 
 class FrameTails:
     """The ends of frames, with or without usage. `usage_frames`: if "always", each frame has the choice's
-    usage so far. If "last", the usage is null. If "none", there is no usage field. `plain`: the end that all
-    frames share; b"" for "always", because the ends then differ.
+    usage so far. If "last", the usage is null, because only the stream's last frame has usage. If "none",
+    there is no usage field. `plain`: the end that all frames share; b"" for "always", because the ends then
+    differ.
     """
 
     def __init__(self, usage_frames: UsageFrames):

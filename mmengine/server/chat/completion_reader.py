@@ -51,8 +51,8 @@ class CompletionReader:
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
-        ApiError.
+        """Parse a body. Long token id lists are decoded separately from the JSON. `request_id` is used unless
+        the body has a request_id. Raises ApiError.
         """
         small, ids = take_out(data, b"prompt", may_nest=True)
         body, ignored = self._decoded(small)

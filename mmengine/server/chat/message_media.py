@@ -146,8 +146,8 @@ def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
 
 
 def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
-    """Return an image part whose `url` is the file id, and add a reference to `uploads`. The file's bytes
-    replace the id later. Raises ApiError.
+    """Return an object whose `url` is the file id, and add a reference to this object to `uploads`. The
+    file's bytes replace the id later. Raises ApiError.
     """
     if uploads is None:
         raise ApiError(

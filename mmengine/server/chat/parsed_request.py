@@ -86,8 +86,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """A validated call.
 
     `ignored`: names of the unknown fields that were ignored. `field_names`: maps the field names of a chat
-    body to the field names of the client's API. `media`: maps SHA-256 digests in hex to media from the input
-    of a stored response; cleared when the engine has the media.
+    body to the field names of the client's API. `media`: maps SHA-256 digests in hex to the media that a
+    Responses API call contains as data, for the response store; cleared when the engine has the media.
     """
 
     prompts: list[Prompt]

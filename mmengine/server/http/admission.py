@@ -1,5 +1,5 @@
-"""Decides whether the server accepts a call, by the engine's readiness, a shutdown, and the API key's fair
-share.
+"""Decides whether the server accepts a call. The decision depends on the engine's readiness, on a shutdown in
+progress, and on the API key's fair share.
 """
 
 import asyncio

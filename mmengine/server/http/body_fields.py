@@ -40,13 +40,13 @@ class Field(NamedTuple):
 
 
 def supported(says: str) -> Meta:
-    """Return the annotation for a field that means the same as in the vendor's API."""
+    """Return the annotation for a field that means the same as in the API that the route implements."""
     return Meta(description=says, extra={"how": "taken"})
 
 
 def translated_field(says: str) -> Meta:
-    """Return the annotation for a field whose meaning differs from the vendor's API. `says` explains the
-    difference.
+    """Return the annotation for a field whose meaning differs from the API that the route implements. `says`
+    explains the difference.
     """
     return Meta(description=says, extra={"how": "translated"})
 

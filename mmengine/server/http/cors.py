@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# Response headers that a script may read in addition to the standard's headers.
+# Response headers that a script may read in addition to the headers that CORS always allows.
 EXPOSED = (
     *("x-request-id", "request-id", "x-mmengine-ignored-fields", "x-mmengine-unenforced-tools"),
     *("retry-after", "x-should-retry", "traceparent", "content-disposition"),

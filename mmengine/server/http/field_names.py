@@ -34,7 +34,8 @@ class FieldNames(NamedTuple):
     `places`: an entry for each chat message. `renames`: pairs of a chat path prefix and its replacement; the
     first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body uses
     the chat names. `tools`: each chat tool's index in the client's body; empty if both bodies have the same
-    indices. `allowed`: each allowed tool's index in the client's tool_choice; may be empty as well.
+    indices. `allowed`: each allowed tool's index in the client's tool_choice; empty if both have the
+    same indices.
     """
 
     places: tuple[Place, ...]

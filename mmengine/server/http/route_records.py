@@ -39,9 +39,9 @@ class Operation(NamedTuple):
     """A route's OpenAPI description.
 
     `answer`: the struct or the media type of a response with status 200. `refusals`: the error statuses.
-    `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503, if
-    this response has no error body. `query`: the names of the query parameters. `creates_answer`: whether the
-    route has the request and response headers for generated answers.
+    `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503 if
+    its body is not an error, as for /health. `query`: the names of the query parameters. `creates_answer`:
+    whether the route has the request and response headers for generated answers.
     """
 
     summary: str

@@ -32,10 +32,10 @@ Connect = Callable[[socket.socket], Awaitable[object]]
 class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
-    `connect`: passes a connection to the event loop. The Acceptor must be created on the event loop. `health`
-    returns the state for probes. `probed` is called for each probe, with True if the server is alive.
-    `health` and `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate
-    health port, or None.
+    `connect`: starts the HTTP protocol for a connection. Runs on the event loop, on which the Acceptor must
+    also be created. `health` returns the state for probes. `probed` is called for each probe, with True if
+    the server is alive. `health` and `probed` run on the acceptor's thread. `health_socket`: the listening
+    socket of a separate health port, or None.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class Acceptor:
         self._port: HealthPort | None = None
         if health_socket is not None:
             self._port = HealthPort(health_socket, self._selector, health)
-        # Maps each connection that has sent nothing to the time when it is passed to the event loop. Oldest
-        # first.
+        # Silent connection -> the time when the connection is passed to the event loop. Oldest first.
         self._silent: dict[socket.socket, float] = {}
         self._waiting: deque[socket.socket] = deque()  # Connections for the event loop.
         self._is_called = False  # Whether `_take_over` is scheduled on the loop.
@@ -100,7 +99,9 @@ class Acceptor:
         self._wakes.recv(4096)
 
     def _pause_or_resume(self) -> None:
-        """Pause while MAX_WAITING connections wait for the event loop, and shortly after a failure."""
+        """Pause while MAX_WAITING connections wait for the event loop, and for ACCEPT_AGAIN_S seconds after
+        a failure.
+        """
         if self._bound is None:
             return
         pauses = len(self._waiting) >= MAX_WAITING or time.monotonic() < self._accept_at

@@ -27,9 +27,9 @@ PATHS = ("/health", "/health/ready", "/health/live")
 class Health(msgspec.Struct, frozen=True):
     """The state that the health port reports.
 
-    `has_report`: whether a serving engine reported the state. In this case, `reasons` come from the engine,
-    and the server is ready if there are no reasons. Otherwise `reasons` come from the supervisor. `is_alive`:
-    False if the supervisor and the engine should be restarted.
+    `has_report`: whether a serving engine reported the state. In this case, the server is ready if there are
+    no reasons. Otherwise the server is not ready, and `reasons` say why. `is_alive`: False if the supervisor
+    and the engine should be restarted.
     """
 
     reasons: tuple[str, ...]
@@ -50,7 +50,7 @@ def silent(silent_s: float, late_s: float, stuck_s: float) -> Health | None:
 
 
 def reported(reasons: tuple[str, ...], retry_after_s: int, is_frozen: bool) -> Health:
-    """Return the state that a serving engine reports."""
+    """Return the state that a serving engine reports. A frozen engine's report does not count as a report."""
     return Health(reasons, retry_after_s, has_report=not is_frozen, is_alive=not is_frozen)
 
 

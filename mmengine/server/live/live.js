@@ -155,7 +155,7 @@ class LivePage {
     this.redraw();
   }
 
-  /** Shows the connection's state. If the server refused a call, also shows the reason below the head. @param {string} text @param {unknown} [error] */
+  /** Shows the connection's state. If the server refused a call, also shows the reason below the page's header. @param {string} text @param {unknown} [error] */
   status(text, error) {
     const status = this.byId("status"), problem = this.byId("problem");
     status.textContent = text;
