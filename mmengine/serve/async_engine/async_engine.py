@@ -83,7 +83,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
             config.prepare_timeout_s,
         )
         self._sessions = AsyncSessions(self._thread, self.count, self._submit)
-        # a single worker, so that only one adapter at a time is in memory
+        # a single worker, so that adapters are read one at a time, which limits memory
         self._adapter_reader = ThreadPoolExecutor(1, "adapters")
         self._connect_metrics()
         self._thread.start(self._open)

@@ -61,7 +61,7 @@ class Engine(TypedAnswers, PooledAnswers):
     * `config`: all settings. Keywords in `settings`, such as `max_model_len=4096`, replace single settings in
       `config`.
     * `log`: folder for the event log. With None, a log with limited size is kept in memory.
-    * `resume`: whether to continue an existing log in the folder `log`. The log's unfinished requests then
+    * `resume`: how to continue an existing log in the folder `log`. The log's unfinished requests then
       continue. `requests.resume` returns these requests' answers and all answers that were not delivered.
     * `on_hang`: called on another thread when a step makes no progress for step_timeout_s. With None, the log
       records the hang and the process ends.
