@@ -22,7 +22,7 @@ class Closer:
     current position; None if no completion is known. `path` depends only on the generated tokens, so a row
     that is computed again gets the same completion. `left`: number of tokens that may still be generated.
     `has_closed`: whether a completion replaced a token that the model chose, or used the budget's last
-    tokens. After a row is resumed, `has_closed` does not count earlier replacements. After `cut` or
+    tokens. After a recovery from a log, `has_closed` does not count earlier replacements. After `cut` or
     `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether `finish`
     was called.
     """
