@@ -5,6 +5,6 @@ In this package, a call is an HTTP request, a request is the engine's unit of wo
 model's output for a request.
 
 The subpackages, from the lowest layer to the highest: http, storage, transport, chat, calls, messages,
-responses, live, answers, batches, sessions, app, lifecycle. The subpackage `bench` is an independent load
-generator.
+responses, live, answers, pooling, batches, sessions, app, lifecycle. Two subpackages are independent: `bench`
+is a load generator, and `debug` serves the debugger's page.
 """

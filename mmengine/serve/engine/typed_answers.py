@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class ChatStream:
     """An iterator over ChatChunks. Reading a chunk steps the engine.
 
-    Leaving `with`, calling `close`, or dropping the iterator cancels an unfinished request. Reading the first
-    chunk raises `chat`'s errors.
+    Leaving `with`, calling `close`, or dropping the iterator cancels an unfinished request. `chat`'s errors
+    are raised while chunks are read.
     """
 
     def __init__(self, chunks: Generator[ChatChunk, None, ChatAnswer]):
@@ -143,8 +143,8 @@ class TypedAnswers(ABC):
     ) -> ChatStream:
         """Return an iterator over the answer in OpenAI's stream chunks.
 
-        The arguments are `chat`'s. This call raises InvalidRequest for invalid options. Reading the first
-        chunk raises `chat`'s other errors. No other request may run until the iterator ends. Closing the
+        The arguments are `chat`'s. This call raises InvalidRequest for invalid options. `chat`'s other errors
+        are raised while chunks are read. No other request may run until the iterator ends. Closing the
         iterator cancels the request.
         """
         return self._chat(messages, sampling, options, stream=True)
@@ -158,10 +158,7 @@ class TypedAnswers(ABC):
     def _chunks(
         self, chat: ChatRequest, sampling: SamplingParams | None, stream: bool
     ) -> Generator[ChatChunk, None, ChatAnswer]:
-        """Yield the answer's chunks.
-
-        With `stream`, other callers must not step the engine between two chunks.
-        """
+        """Yield the answer's chunks. No other code may step the engine until the last chunk."""
         self.check_batchable()
         options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
         options.check()
@@ -227,11 +224,11 @@ class TypedAnswers(ABC):
     ) -> Iterator[JsonValue]:
         """Yield growing partial values during generation, and `generate_json`'s result last.
 
-        A partial value has JSON types (a dict for an object). Each value extends the previous value, unless a
-        key outside the schema occurs twice. Do not modify a value: later values share its objects. No other
-        request may run until the iterator ends. Closing the iterator cancels the request. Reading the first
-        value raises `generate_json`'s errors. With `confidence`, each value is a ConfidentValue, and only the
-        last value has confidences.
+        A partial value has JSON types (a dict for an object). Each value extends the previous value, except
+        that a repeated key outside the schema replaces its earlier value. Do not modify a value: later values
+        share its objects. No other request may run until the iterator ends. Closing the iterator cancels the
+        request. `generate_json`'s errors are raised while values are read, not by this call. With
+        `confidence`, each value is a ConfidentValue, and only the last value has confidences.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form

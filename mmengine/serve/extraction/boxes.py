@@ -25,7 +25,8 @@ def has_boxes(schema: bytes) -> bool:
 
 
 def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder: Path, out: Path) -> None:
-    """Write the boxes in answers about a single picture to `out`. Picture paths are relative to `folder`.
+    """Write each answer's boxes to `out`, except for answers about several pictures. Picture paths are
+    relative to `folder`.
 
     Raises InvalidRequest if the unit of the model's boxes is unknown.
     """

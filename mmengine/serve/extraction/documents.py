@@ -16,7 +16,7 @@ MANIFEST = "extract.json"
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document. `name`: the caller's path, which also names the document in the table."""
+    """A document. `name`: the path as given, which is also shown in the table."""
 
     name: str
     size: int = 0

@@ -1,4 +1,4 @@
-"""Draws the pages of PDF documents into files, in decoder processes with limits on memory and time."""
+"""Renders PDF pages as image files, in decoder processes with limits on memory and time."""
 
 import os
 import time
@@ -20,8 +20,8 @@ COPY_SIDE = 1024  # Maximum width and height of a small copy, in pixels.
 
 
 class PagePainter:
-    """Draws the pages of PDF documents, and small copies of pictures for the review page, in decoder
-    processes. Thread-safe. At most `num_workers` items are drawn in parallel.
+    """Renders PDF pages, and makes small copies of pictures for the review page, in decoder processes.
+    Thread-safe. At most `num_workers` pages and copies are made in parallel.
     """
 
     def __init__(self, config: EngineConfig, dpi: int, max_pages: int) -> None:
@@ -34,8 +34,8 @@ class PagePainter:
         )
 
     def draw(self, document: Document, folder: Path) -> list[Path]:
-        """Draw a document's pages into `folder`, and return their files in order. Pages that are already in
-        the folder are not drawn again. Raises InvalidMedia.
+        """Render a document's pages as files in `folder`, and return the files in order. Pages that are
+        already in the folder are not rendered again. Raises InvalidMedia.
         """
         ends_at = time.monotonic() + self._limit_s * ITEMS_PER_DOCUMENT if self._limit_s else None
         attempt = Attempt(ends_at)

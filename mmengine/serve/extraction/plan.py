@@ -1,8 +1,9 @@
 """Turns documents into a request file for `run_batch`, in a work folder.
 
-The work folder has extract.json (the options, and a digest for the documents), documents.jsonl (a line per
-document), pages/ (the rendered pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. If requests.jsonl
-exists, the plan is complete: the same command then computes only the missing answers.
+The work folder has extract.json (the options, and a digest of the documents' names, sizes and times),
+documents.jsonl (a line per document), pages/ (the rendered pages), requests.jsonl, answers.jsonl, boxes.jsonl
+and log/. If requests.jsonl exists, the plan is complete: the same command, run again, computes only the
+missing answers.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Writes a page on which a person checks an extraction: each picture beside its fields. The least certain
-rows come first.
+"""Writes an HTML page on which a person checks an extraction: each row's pictures beside its fields. Rows
+with errors or invalid answers come first, then the least certain rows.
 
 File names, answers and pictures are untrusted. Therefore all texts are escaped, and decoder processes
 re-encode the pictures. The page's content security policy blocks scripts and network access.
@@ -25,7 +25,7 @@ from mmengine.serve.extraction.results import STATUSES, JsonValue, PlacedBox, Re
 from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.field_confidence.others import OtherValue
 
-MAX_ROWS = 500  # Maximum number of rows on the page. The least certain rows are shown.
+MAX_ROWS = 500  # Maximum number of rows on the page. The last rows in the page's order are left out.
 MAX_PICTURES = 8  # Maximum number of pictures for a row.
 MAX_FIELDS = 200  # Maximum number of fields for a row.
 MAX_PICTURE_BYTES = 64 * 2**20  # Maximum total size of the page's pictures, in bytes.

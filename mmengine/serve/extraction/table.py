@@ -57,7 +57,7 @@ def _write_jsonl(results: Iterable[Result], columns: Columns, path: Path) -> Non
 
 
 def json_line(result: Result) -> str:
-    """Return a result as a JSON object. Its "value" is the JSON text that the model wrote."""
+    """Return a result as a JSON object. The field "value" is the model's JSON, inserted without parsing."""
     head: dict[str, object] = {
         "document": result.document,
         "page": result.page,

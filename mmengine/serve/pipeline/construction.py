@@ -14,8 +14,8 @@ from mmengine.serve.pipeline.generation_options import is_generation_option
 from mmengine.setting_names import FOREIGN, advice_for
 
 ENGINE = ("config", "log", "attention", "loras", "resume")
-# transformers' keywords without effect, and their accepted values besides None. None of these values asks for
-# a behaviour that this pipeline lacks.
+# transformers' keywords that are accepted without effect if the value is None or listed here. The listed
+# values ask for no behaviour that this pipeline lacks.
 _AGREES: dict[str, tuple[object, ...]] = {
     "framework": ("pt",),
     "low_cpu_mem_usage": (True, False),
@@ -52,9 +52,9 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # transformers uses a call's `tokenizer` only for stop strings, so calls accept the keyword here
-            # too. transformers replaces the model's tokenizer by the constructor's `tokenizer`, which this
-            # pipeline does not support.
+            # A call accepts and ignores `tokenizer`, which transformers uses there only for stop strings. In
+            # the constructor, transformers would replace the model's tokenizer, which this pipeline does not
+            # support.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")

@@ -79,9 +79,10 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups, and whether the results are a separate list per group.
+    """Return a call's prompts in groups, and whether the call returns a list of results for each group.
 
-    `count_images` counts the image placeholders in a text. Raises InvalidRequest.
+    If False, there is a single group. `count_images` counts the image placeholders in a text. Raises
+    InvalidRequest.
     """
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")

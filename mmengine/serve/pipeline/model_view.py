@@ -40,7 +40,9 @@ def model_view(engine: Engine) -> ModelView:
 
 
 def processor_of(engine: Engine) -> object:
-    """Return transformers' processor for the model. If transformers cannot load it, return the engine's
+    """Return transformers' processor for the model.
+
+    For a GGUF file, or if transformers or another required package is missing, return the engine's
     processor.
     """
     found = _from_transformers("AutoProcessor", engine.built.folder)
@@ -48,7 +50,9 @@ def processor_of(engine: Engine) -> object:
 
 
 def tokenizer_of(engine: Engine) -> object:
-    """Return transformers' tokenizer for the model. If transformers cannot load it, return the engine's
+    """Return transformers' tokenizer for the model.
+
+    For a GGUF file, or if transformers or another required package is missing, return the engine's
     tokenizer.
     """
     found = _from_transformers("AutoTokenizer", engine.built.folder)

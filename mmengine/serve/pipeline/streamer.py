@@ -41,8 +41,8 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
     """Run a request, pass the answer's tokens to `streamer` as they are generated, and return the answer.
 
-    An exception in the streamer cancels the request. If answers for a running batch end meanwhile,
-    `engine.batch_done` stores them. Raises InvalidRequest, InvalidMedia, QueueFull.
+    An exception in the streamer cancels the request. Answers that other requests complete meanwhile are
+    stored in `engine.batch_done`, for `run_batch`. Raises InvalidRequest, InvalidMedia, QueueFull.
     """
     import torch  # lazy: if the engine uses torch, torch is already loaded
 

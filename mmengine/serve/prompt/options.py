@@ -135,7 +135,8 @@ class Options:
     """A prompt's validated options.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
-    * `grammar`: the answer's grammar; None for free text. `notes` reports facts about the response format.
+    * `grammar`: the answer's grammar; None for free text. `notes`: remarks for the caller on the response
+      format.
     * `reasoning`: whether the grammar begins after the model's reasoning; None if the prompt decides.
     * `max_length`, `min_length`: limits on the tokens in prompt and answer together; 0 for none. `of_prompt`
       converts them to limits on the answer.
@@ -282,7 +283,7 @@ DEFAULT_OPTIONS = Options()
 def _check_ends(sampling: SamplingParams) -> None:
     """Raise InvalidRequest for options that conflict with a grammar.
 
-    Options that end an answer early conflict, because an incomplete value would count as complete. Options
+    Options that change where an answer ends conflict, because the grammar alone determines the end. Options
     that exclude tokens conflict, because they might exclude every token that the grammar allows.
     """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):

@@ -53,8 +53,8 @@ def _shared_fetcher(hosts: tuple[str, ...] | None) -> MediaFetcher:
 class PromptMedia:
     """A prompt whose media are fetched. The constructor starts the downloads.
 
-    `done` is called when all media have arrived, on a fetcher's thread or in the constructor. `is_over`
-    returns whether the request was cancelled. Raises InvalidRequest.
+    `done` is called when all media have arrived or a download has failed, on a fetcher's thread or in the
+    constructor. `is_over` returns whether the request was cancelled. Raises InvalidRequest.
     """
 
     def __init__(

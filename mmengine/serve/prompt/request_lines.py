@@ -1,6 +1,6 @@
 """Parses and encodes the JSON lines in request files and answer files.
 
-The custom_id is read even from invalid JSON, for the answer line.
+The custom_id is read even from invalid JSON, so that the line with the error can name the request.
 """
 
 import json

@@ -134,8 +134,8 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters of a resumed log again, and keep the adapters that the log's requests use until
-        the requests end.
+        """Load a resumed log's adapters again. An adapter that a request in the log uses is kept until the
+        request ends.
 
         `coming`: adapters that the caller loads next. Returns (request id, reason) for each request whose
         adapter is missing.

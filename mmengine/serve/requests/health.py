@@ -15,7 +15,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.structured_output.rows.grammars import Grammars
 
-# After a request was preempted repeatedly, a busy engine is not ready for this number of steps.
+# For this number of steps after a request was preempted repeatedly, an engine with requests is not ready.
 THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full

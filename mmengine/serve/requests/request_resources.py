@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 
-MAX_BYTES = 128 * 2**20  # limit on the total size of all different sources; each has at most 8 MiB
+# Maximum total size of the different grammar source texts in bytes. Each text has at most 8 MiB.
+MAX_BYTES = 128 * 2**20
 
 
 class GrammarMemory:

@@ -63,7 +63,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """The times when a running answer reached each stage, as in Times; 0 for later stages."""
+    """The times when a running answer reached each stage, as in Times; 0 for stages not yet reached."""
 
     begun: float  # as in Times
     queued: float
@@ -75,6 +75,8 @@ class _Live:
 
 
 class RequestTimes:
+    """An engine's request latencies and token counts, as histograms."""
+
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
         # Called when an answer has ended, with the core's request id and the times.

@@ -63,7 +63,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFacts(NamedTuple):
-    """A session's state between two requests.
+    """A session's current state.
 
     `num_requests`: number of the session's requests. `live`: the running request's id, or "". `answer`: the
     last answer's token ids.
@@ -160,7 +160,7 @@ class Sessions:
 
     def end_turn(self, session_id: str) -> None:
         """End a turn. The session is idle from now on. Called when the turn's request has ended, or when the
-        turn's video frame waits for further frames.
+        turn ran no request because its video frame does not yet complete a temporal patch.
         """
         self._core.sessions.release(session_id)
 

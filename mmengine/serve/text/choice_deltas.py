@@ -101,7 +101,7 @@ class ChoiceDeltas:
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
-        # Not taken from `grammar.after`, which may still be unknown.
+        # Not `grammar.after`, which `Reasoning.settle` sets only in a copy.
         self._after = reasoning.end if reasoning.is_open else ()
         self._confidences: list[TokenConfidence] = []  # for the last tokens in `_tokens`
         self._tokens: list[int] = []  # all tokens, if the request asks for confidences

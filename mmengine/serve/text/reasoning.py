@@ -90,7 +90,7 @@ class Reasoning:
 
     @cached_property
     def _separators(self) -> np.ndarray:
-        """Special tokens that end a message, and therefore do not occur in reasoning."""
+        """Special tokens outside the markers. Reasoning has none, so each counts as the end of a message."""
         markers = self._tokenizer.encode(self._start_text + self._end_text, allow_special=True)
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 

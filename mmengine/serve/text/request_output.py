@@ -38,8 +38,8 @@ class Choice:
     most likely tokens' pairs.
 
     If requested, `field_confidence` has the fields' confidences by JSON pointer. `confidences` then has a
-    value for each token except the first tokens if another engine sampled them (`Options.outputs`). After a
-    restart, the log provides the earlier values.
+    value for each token that this engine sampled. First tokens that another engine sampled
+    (`Options.outputs`) have no value. After a restart, the log provides the earlier values.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is the
     text before these tokens, and `content` the text after them, or None if the answer ended earlier.

@@ -29,7 +29,7 @@ class _Text(Protocol):
 
 
 class StopStrings:
-    """Decodes the rows whose requests have stop strings, up to the first stop string."""
+    """Decodes each row's output up to the first stop string, if the row's request has stop strings."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

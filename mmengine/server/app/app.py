@@ -246,7 +246,7 @@ class App:
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
     def count_probe(self, is_alive: bool) -> None:
-        """Count a call of /health/live. The acceptor's thread responds to these calls. Thread-safe."""
+        """Count a call of /health/live. lifecycle/acceptor.py responds to these calls. Thread-safe."""
         self.metrics.requests.labels("/health/live", "GET", "200" if is_alive else "503").inc()
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
