@@ -2,8 +2,8 @@
 
 A position has three components: time, row and column. Each text token increases all three by 1. In an image
 that begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y,
-start + x). The next token has the position start + max(height, width). A video alternates between timestamps,
-which are text, and temporal patches. Each temporal patch has positions like an image.
+start + x). The next token has the position start + max(height, width). A video's tokens alternate between a
+timestamp, which is text, and a temporal patch, which has positions like an image.
 """
 
 import math

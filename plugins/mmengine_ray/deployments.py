@@ -128,7 +128,7 @@ def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableR
     logs.
 
     Returns None if the settings name no log folder. Calls `warn` and returns None if requests cannot be
-    stored. Raises LogError if another ingress keeps the requests locked, and OSError.
+    stored. Raises OSError, and LogError if another ingress holds the requests' lock.
     """
     return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 

@@ -28,7 +28,7 @@ class EncodedItems:
     def adapted(self, event: ev.Event) -> ev.Event | None:
         """Return the event for the log, or None to omit the event.
 
-        An entry that the log lacks is added to the first admission that uses the entry's item.
+        An entry that the log lacks is recorded as encoded by the first admission that uses the item.
         """
         match event:
             case ev.Queued(request_id=name, media=media) if media:
