@@ -23,7 +23,7 @@ Read = Callable[[bytes, str, Options], PooledRequest]
 
 class PoolingRoutes:
     """The routes that return vectors and scores. The constructor cancels the previous process's pooling
-    requests, because clients cannot request their results again.
+    requests, because no client can fetch the results any more.
     """
 
     def __init__(

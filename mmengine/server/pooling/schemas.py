@@ -9,8 +9,8 @@ class EmbeddingUsage(msgspec.Struct, frozen=True):
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True):
-    """`embedding` contains the values. With encoding_format base64, it contains the little-endian float32
-    bytes of the values.
+    """`embedding` is the list of values or, with encoding_format base64, the base64 text of the values as
+    little-endian float32.
     """
 
     index: int

@@ -27,7 +27,7 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
     """Return the chat tools by their index in the client's body. On a lenient server, built-in tools of
     OpenAI and Codex are ignored.
 
-    Raises ApiError for an invalid tool, and if no tool is left.
+    Raises ApiError for an invalid tool, and if `tools` has only built-in tools.
     """
     found = {}
     for n, tool in enumerate(tools):
@@ -68,8 +68,8 @@ def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
 
 
 def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Json | None:
-    """Convert `tool_choice` to the chat format, in which an object `function` contains the name. On a lenient
-    server, OpenAI's built-in tools are removed from the allowed tools.
+    """Convert `tool_choice` to the chat format, which has a tool's name in the inner object `function`. On a
+    lenient server, OpenAI's built-in tools are removed from the allowed tools.
     """
     if not isinstance(given, dict):
         return given
@@ -89,8 +89,8 @@ def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Jso
 
 
 def allowed_places(given: str | Json | None) -> tuple[int, ...]:
-    """Return the indices of the allowed tools, except OpenAI's built-in tools. If no function and no custom
-    tool is allowed, return all indices.
+    """Return the indices, in the list of allowed tools, of all tools except OpenAI's built-in tools. If the
+    list has no function and no custom tool, return all indices.
     """
     tools = given.get("tools") if isinstance(given, dict) else None
     listed = tools if isinstance(tools, list) else []

@@ -24,7 +24,7 @@ class Parts:
 
     `stored_media` returns a medium of an earlier response, given the medium's SHA-256 in hex.
     `reads_stored_media`: whether parts may refer to media of earlier responses. `media`: maps SHA-256 digests
-    in hex to the media that were sent as data.
+    in hex to the media that were sent as data: URLs.
     """
 
     def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):

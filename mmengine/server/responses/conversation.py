@@ -38,7 +38,7 @@ class Conversation:
     """The chat messages from the input items, and each message's path in the body.
 
     `items`: the response object's input items. `media`: a dict from SHA-256 digests in hex to media that were
-    sent as data. The methods raise ApiError for an invalid item.
+    sent as data: URLs. The methods raise ApiError for an invalid item.
     """
 
     def __init__(

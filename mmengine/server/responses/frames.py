@@ -168,10 +168,10 @@ class ResponsesFrames:
         """Return the event for an error.
 
         A failed or cancelled request ends with the event response.failed. OpenAI's clients know no event for
-        cancellation, so only the response object's status says "cancelled". For status 503 and for an
-        internal error, the stream ends with an error event instead. The error event repeats the previous
-        event's number, so that a client can continue the stream from that number. The field `error` makes
-        OpenAI's clients raise an exception.
+        cancellation, so only the response object's status says "cancelled". For an error with HTTP status 503
+        and for an internal error, the stream ends with an error event instead. The error event repeats the
+        previous event's number, so that a client can continue the stream from that number. The error event's
+        field `error` makes OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

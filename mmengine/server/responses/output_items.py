@@ -1,5 +1,5 @@
 """Renders a response's output items: their events, and the complete items. The methods return events without
-their ends: the event number and the closing brace.
+the event number and the closing brace, which ResponsesFrames appends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class OutputItem:
     before the item ends.
     """
 
-    kind: bytes  # The content's name in event types.
+    kind: bytes  # First part of the content's event types, such as output_text in output_text.delta.
 
     def __init__(self, name: str, place: int):
         self._texts: list[str] = []

@@ -34,8 +34,8 @@ from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 # Maximum length of a chain of responses. Each response continues the previous response.
 MAX_CHAIN = 1000
 MAX_BEFORE_BYTES = 256 * 2**20  # Maximum size in bytes of a chain's items and media.
-# Maximum number of JSON values in a chain's inputs. Counts commas, "[" and "{" outside strings, which
-# requires no parsing.
+# Maximum number of JSON values in a chain's inputs. The number of commas, "[" and "{" outside strings stands
+# for the number of values, because counting these characters requires no parsing.
 MAX_BEFORE_VALUES = 2**20
 MAX_LISTED = 100  # Maximum number of items per page.
 _LISTED = 20  # Default number of items per page.
@@ -130,8 +130,8 @@ class ResponseRoutes:
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
         """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add`: a function that is called with the bytes of each response and medium, and may raise ApiError.
-        Raises ApiError if a response does not exist or has not ended, or if the chain is too large.
+        `add`: a function that is called with each response's and each medium's size in bytes, and may raise
+        ApiError. Raises ApiError if a response does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
@@ -279,7 +279,7 @@ def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
-    """Yield the content parts with a hash in place of a medium."""
+    """Yield the content parts in which a hash replaces the medium."""
     for item in items:
         for field in ("content", "output"):
             parts = item.get(field)

@@ -91,8 +91,9 @@ REFUSED_IN_SESSIONS = Fields(
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     """A session in the API's responses. `requests`: the number of requests so far, which is the next call's
-    index. `cached_tokens`: the number of prefix cache hits in this call's content. `frames_held`: the number
-    of video frames that wait until the encoder can process several frames together.
+    index. `cached_tokens`: how many tokens of the session up to and including this call's content were
+    cached; None if the call computed nothing. `frames_held`: the number of video frames that wait until the
+    encoder can process several frames together.
     """
 
     id: str

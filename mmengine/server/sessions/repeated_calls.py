@@ -33,8 +33,8 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 async def repeat_answer(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest
 ) -> StoredAnswer:
-    """Return the session's last answer for the response to a repeated call. Raises ApiError if the answer
-    cannot be reproduced.
+    """Return the session's last answer, so that the repeated call gets this answer again. Raises ApiError if
+    the answer cannot be reproduced.
     """
     if not facts.answer:
         raise _refused("the request at this index only appended content, so it has no answer to repeat")

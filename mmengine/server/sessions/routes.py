@@ -1,4 +1,4 @@
-"""Handlers for /v1/sessions. A session is a conversation to which each call appends.
+"""Handlers for /v1/sessions. A session is a conversation to which calls append content and questions.
 
 Frames and texts are prefilled when they arrive, and questions are answered as in chat. A session's calls run
 in arrival order. A call gets status 409 if too many calls wait. A session belongs to the API key that opened

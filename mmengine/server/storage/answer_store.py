@@ -24,8 +24,8 @@ class AnswerRow(msgspec.Struct, frozen=True):
     """A row in the table `responses`.
 
     `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: the SHA-256 digests
-    of the media in hex. `key`: the request's Idempotency-Key. `keeps_envelope`: whether an existing row keeps
-    its stored envelope.
+    of the media in hex. `key`: the request's Idempotency-Key. `keeps_envelope`: whether an update of
+    an existing row leaves the stored envelope unchanged.
     """
 
     response_id: str

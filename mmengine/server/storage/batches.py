@@ -114,8 +114,8 @@ class Batches:
         return next((each for each in self.of_owner(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
-        """Return the owner's latest batch from a call with this digest and without a key, or None. Batches
-        from before `since` do not count.
+        """Return the owner's latest batch from a call with this digest and without an Idempotency-Key, or
+        None. Batches that were created before `since` are ignored.
         """
         found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)

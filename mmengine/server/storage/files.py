@@ -233,8 +233,8 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Release the reserved bytes. Call this method after the file was discarded or added. `Files.add`
-        counts the bytes separately from the reservation.
+        """Release the reserved bytes. Call this method after `Files.add`, which counts the bytes separately
+        from the reservation. `discard` also calls this method.
         """
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.server.transport.sse import LINE
 
-FULL_BYTES = 64 * 2**10  # If more bytes are waiting, the client counts as a slow reader.
+FULL_BYTES = 64 * 2**10  # If more bytes are waiting, the write buffer counts as full.
 
 
 class AnyServer:

@@ -17,7 +17,7 @@ from mmengine.server.transport.sse import LINE
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 _FIELD_BYTES = len(b": \r\n")  # Bytes of a header line besides name and value.
-_PIECE = 2**16  # A client must read this many bytes every slow_reader_s.
+_PIECE = 2**16  # A client must read this many bytes in each period of slow_reader_s.
 
 
 class Connection(HttpToolsProtocol):
