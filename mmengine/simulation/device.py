@@ -27,8 +27,8 @@ class Cost(Protocol):
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. For a part of a media item, the item's embeddings count in
-    proportion to the part's work.
+    """Return how many embeddings a step computes. If the step encodes only a part of a media item, the result
+    includes the part's share of the item's embeddings.
     """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
@@ -38,7 +38,7 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the number that `embeds_of` adds to the embeddings in `plan.encode` for a part of a media item.
+    """Return the number of embeddings that `embeds_of` adds for a part of a media item.
 
     An item is in `plan.encode` only in the step with its last part. For an earlier part, the result is the
     part's share of the embeddings. For the last part, `plan.encode` already counts the whole item. The result
@@ -62,8 +62,8 @@ class TimedExecutor:
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
         self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time in ns)
-        # `_free_at_ns`: when the device becomes idle. `_since_ns`: the start of the time that the next result
-        # covers.
+        # `_free_at_ns`: when the device becomes idle. `_since_ns`: the start of the period for which the next
+        # result reports host time.
         self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 

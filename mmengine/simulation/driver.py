@@ -1,7 +1,7 @@
 """Runs a workload through EngineCore, one simulated step after another.
 
-Before each step, the core asks its source for new events. The driver is this source: it adds the arrivals and
-other events that are due.
+Before each step, the core asks its source for new events. The driver provides this source, and adds the
+arrivals and other events that are due.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,9 @@ NO_GRAMMAR = "the grammar does not compile"
 class SimulationReport:
     """A run's result.
 
-    `unfinished`: ids of requests that were cancelled when the workload's steps were over. `num_refused`:
-    number of requests that were refused as invalid. `refusal`: the error of the first refused request.
+    `unfinished`: ids of requests that had not ended, or not even arrived, after the workload's `max_steps`.
+    `num_refused`: number of requests that were refused as invalid. `refusal`: the error of the first refused
+    request.
     """
 
     meter: Meter
@@ -124,8 +125,9 @@ class Driver:
         feed.inbox = self._core.inbox
 
     def run(self) -> SimulationReport:
-        """Run the workload until all requests have ended, or until the workload's steps are over. Raises
-        LogError if the log cannot be written, and MMEngineError if the engine makes no progress.
+        """Run the workload until all requests have ended. After the workload's `max_steps`, the remaining
+        requests are cancelled. Raises LogError if the log cannot be written, and MMEngineError if the engine
+        makes no progress.
         """
         core, state = self._core, self._core.state
         while self._next < len(self._pending) or self._events or core.has_work or self._sessions:

@@ -67,7 +67,7 @@ class Meter:
         self.arrived_ns[number], self.num_prompt[number] = arrival_ns, num_prompt
 
     def seen(self, request_id: str, arrival_ns: int) -> None:
-        """Measure a request's latencies from the time when the scheduler saw the request."""
+        """Set a request's arrival to the time when the scheduler saw the request."""
         self.arrived_ns[self._numbers[request_id]] = arrival_ns
 
     def dispatched(self, plan: StepPlan) -> None:

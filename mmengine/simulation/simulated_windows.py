@@ -58,7 +58,7 @@ class UniformWindow:
 
     def run(self, plan: StepPlan) -> None:
         """Write the sums for the step's tokens. `values` must already contain the numbers for these tokens.
-        If a key in the window of a row's queries is wrong, the row's sums become wrong.
+        If a slot in the window of a row's queries has a wrong number, the row's sums become wrong.
         """
         for place, (start, count) in enumerate(
             zip(plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
@@ -74,5 +74,5 @@ class UniformWindow:
 
 
 def _mixed(sums: np.ndarray, group: int) -> np.ndarray:
-    """Return a group's slot numbers for tokens with these prefix sums."""
+    """Return the numbers that a group's slots contain for tokens with these prefix sums."""
     return (sums + np.uint64(group + 1)) * _FACTOR

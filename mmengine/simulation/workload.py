@@ -75,8 +75,8 @@ class Workload:
     """The requests and events of a simulation.
 
     `timed`: whether arrivals are nanoseconds on the simulated clock instead of step numbers. `events`: with
-    None, there are no events and each grammar is ready immediately. `expect`: the log records that a scenario
-    expects.
+    None, there are no events and each grammar is ready immediately. `expect`: the records (records.py) that a
+    scenario expects.
     """
 
     name: str

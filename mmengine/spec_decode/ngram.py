@@ -38,8 +38,8 @@ class NgramDrafter:
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # `places`: the n-grams' last positions. An n-gram is indexed once its next token is known, so each
-        # row's last n-gram is only looked up.
+        # `places`: the positions at which the n-grams end. An n-gram is indexed once its next token is known,
+        # so each row's last n-gram is only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -70,9 +70,9 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Index n-grams, and look up each row's last n-gram. Returns the last position of the n-gram's previous
-    occurrence, or NOWHERE, for each row. `grams` [m, n]: `grams[i]` ends at position `places[i]` in row
-    `owners[i]`. `grams[last]`: each row's last n-gram, which is only looked up.
+    """Index n-grams, and look up each row's last n-gram. Returns, for each row, the position at which the
+    n-gram's previous occurrence ends, or NOWHERE. `grams` [m, n]: `grams[i]` ends at position `places[i]`
+    in row `owners[i]`. `grams[last]`: each row's last n-gram, which is only looked up.
     """
     size = index.size
     grams = grams[:, -size:]

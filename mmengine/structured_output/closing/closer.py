@@ -24,7 +24,7 @@ class Closer:
     `has_closed`: whether a completion replaced a token that the model chose, or used the budget's last
     tokens. After a recovery from a log, `has_closed` does not count earlier replacements. After `cut` or
     `finish`, the completion is generated regardless of the model's choices. `has_repeated`: whether `finish`
-    was called.
+    started a completion.
     """
 
     def __init__(

@@ -92,11 +92,12 @@ class Hints:
         return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
 
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
-        """Return endings for the keys to try next, best first. All keys belong to a single object.
+        """Return the endings of the keys to try next, best first. `rests`: endings that the grammar allows
+        after `string`, shortest first.
 
-        If the last candidate in schema order is required, only this candidate is returned, because the object
-        is shortest without the earlier candidates. The earlier candidates are optional: the grammar allows
-        the last candidate next, and an answer can skip only optional keys.
+        If an object has all these keys, and the last key in its schema order is required, only this key's
+        ending is returned. The grammar allows this key next, so the earlier keys are optional, and the object
+        is shortest without them.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]

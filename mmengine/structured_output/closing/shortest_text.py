@@ -43,10 +43,10 @@ class PatternAutomaton(Automaton):
             raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the states, reachable from `waiting` without a character, that consume a character or
-        accept.
+        """Return the states that are reachable from `waiting` without consuming a character, except states
+        that neither consume a character nor accept.
 
-        Omitting the other states makes more state sets equal, and the search visits equal sets only once.
+        Omitting those states makes more state sets equal, and the search visits equal sets only once.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)

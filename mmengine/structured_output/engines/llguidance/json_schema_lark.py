@@ -1,6 +1,6 @@
 """Writes a normalized schema for llguidance, as JSON Schema or as a Lark grammar.
 
-llguidance's JSON Schema does not support rules on several array items, objects with keys in any order, and a
+llguidance's JSON Schema does not support `contains` and `uniqueItems`, objects with keys in any order, and a
 maximum number of digits. Subschemas with these features are written in Lark, as rules and terminals. All
 other subschemas stay JSON Schema under `%json`. Both formats skip the same white space, so that llguidance
 can combine them.
