@@ -35,7 +35,7 @@ class DetachedCall:
     """A call that continues when its client disconnects.
 
     `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer is written
-    to the store. The streams are read as soon as `readers` or `go_on` is called.
+    to the store. The streams are not read before `readers` or `go_on` is called.
     """
 
     def __init__(

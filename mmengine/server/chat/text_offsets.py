@@ -34,8 +34,8 @@ class TextOffsets:
     def of_prompt(self, tokens: Sequence[int]) -> list[int]:
         """Return each prompt token's offset in the prompt's text.
 
-        The tokenizer may normalise the text. Special tokens may be written in the text, and leading special
-        tokens may be missing from the text.
+        The tokenizer may normalise the text. Special tokens may appear in the text by name, and leading
+        special tokens may be missing from the text.
         """
         special = [token in self._texts.special_ids for token in tokens]
         before = next((at for at, is_special in enumerate(special) if not is_special), len(special))

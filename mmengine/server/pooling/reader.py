@@ -253,6 +253,7 @@ class PooledReader:
         return read
 
     def _keep(self, body: PooledBody) -> int:
+        """Return the token limit to which longer texts are cut, or 0 for no limit. Raises ApiError."""
         given = body.truncate_prompt_tokens
         if given is not None and given != -1 and not 1 <= given <= self._max_tokens:
             raise ApiError(
