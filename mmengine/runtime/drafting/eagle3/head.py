@@ -130,15 +130,3 @@ class DraftHead(HeadNetwork):
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
-
-    def scatter(self, logits: Tensor) -> Tensor:
-        """Return `logits` for the target's vocabulary, float32 [s, vocab_size].
-
-        Tokens outside the head's vocabulary get -inf.
-        """
-        ids = self._weights.target_ids
-        if ids is None:
-            return logits
-        whole = logits.new_full((len(logits), self.config.vocab_size), float("-inf"))
-        whole[:, ids] = logits
-        return whole
