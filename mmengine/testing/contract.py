@@ -167,7 +167,6 @@ class PluginContract:
     chats: Sequence[Chat] = CHATS
     # A subclass sets a larger number for a model in which a norm amplifies rounding.
     near_steps: int = NEAR_STEPS
-    has_partial_hits: bool = True  # Whether prompts share blocks of a common prefix.
     _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:

@@ -28,7 +28,7 @@ KNOWN_MASKS = frozenset(["gemma3", "gemma4", "molmo2", "paligemma"])
 # Arguments of a mask function, if the masks depend on media.
 _KINDS = frozenset(["mm_token_type_ids", "token_type_ids", "block_sequence_ids"])
 TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # The vision config's model_type for timm towers.
-MAX_CONFIG_NODES = 100_000
+MAX_CONFIG_CHARS = 800_000
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
@@ -73,7 +73,7 @@ def _unknown(folder: Path, architecture: str, values: dict[str, object]) -> str:
 def _config(
     folder: Path, architecture: str, model_class: type[PreTrainedModel], values: dict[str, Any]
 ) -> PreTrainedConfig:
-    if len(json.dumps(values)) > MAX_CONFIG_NODES * 8:
+    if len(json.dumps(values)) > MAX_CONFIG_CHARS:
         raise ModelError(f"{folder / 'config.json'} is too large for a model's config")
     kind = values.get("model_type")
     expected = model_class.config_class

@@ -4,6 +4,7 @@ import httpx2 as httpx
 import pytest
 
 from mmengine import AsyncEngine
+from tests.server.own_answers import check_own
 from tests.server.running import served
 
 pytest.importorskip("mmengine_shapes")
@@ -22,7 +23,9 @@ def ask():
 
         def send(path, **body):
             body |= {"model": "shapes", "logit_bias": {str(token): 90 for token in letter}}
-            return httpx.post(address + path, json=body, timeout=60).json()
+            answer = httpx.post(address + path, json=body, timeout=60)
+            check_own(path, "POST", answer.status_code, answer.headers, answer.json())
+            return answer.json()
 
         yield send
 

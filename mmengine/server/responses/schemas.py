@@ -86,7 +86,7 @@ class ResponseFault(ResponseSchema):
 
 
 class Incomplete(ResponseSchema):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "repetition"]
 
 
 class TextEcho(ResponseSchema):

@@ -90,7 +90,7 @@ class Forward:
         """
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
-            aux_hidden_states, shares = get_vision_interpolation_indices_and_weights(
+            indices, shares = get_vision_interpolation_indices_and_weights(
                 thw,
                 num_grid_per_side=vision.num_grid_per_side,
                 mode=vision.interpolation_mode,
@@ -99,16 +99,16 @@ class Forward:
             )
             dtype = self.head.weight.dtype
             cos, sin = vision.rotary_pos_emb(shares, get_vision_position_ids(thw, vision.spatial_merge_size))
-            self.geometry[grid] = (aux_hidden_states, shares.to(dtype), cos.to(dtype), sin.to(dtype))
+            self.geometry[grid] = (indices, shares.to(dtype), cos.to(dtype), sin.to(dtype))
         return self.geometry[grid]
 
     def features(self, patches: torch.Tensor, grid: int) -> list[torch.Tensor]:
         """Return merged tokens and deepstack features, each (V * P/4, H), for patches (V, P, 1536)."""
         vision = self.vision
-        aux_hidden_states, shares, cos, sin = self._geometry(grid)
+        indices, shares, cos, sin = self._geometry(grid)
         weight = vision.patch_embed.proj.weight
         x = F.linear(patches.to(weight.dtype), weight.flatten(1), vision.patch_embed.proj.bias)
-        x = x + (vision.pos_embed(aux_hidden_states) * shares[:, :, None]).sum(1)
+        x = x + (vision.pos_embed(indices) * shares[:, :, None]).sum(1)
         deepstack = []
         for number, block in enumerate(vision.blocks):
             x = self.vision_block(block, x, cos, sin)
