@@ -99,6 +99,9 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw | UnsetType = UNSET
 
 
+_decode_fields = msgspec.json.Decoder(_Fields).decode
+
+
 def _small(line: bytes) -> bytes:
     """Return the line with large media shortened. If the line has too many values, {} replaces the body, or
     null if the body is not an object. Parsing the unchanged line could hold the GIL for too long. Raises the
@@ -107,7 +110,7 @@ def _small(line: bytes) -> bytes:
     line = cut_short(line) if len(line) > MIN_CHARS else line
     if not has_too_many_values(line):
         return line
-    fields = msgspec.json.decode(line, type=_Fields)
+    fields = _decode_fields(line)
     if isinstance(fields.body, msgspec.Raw):
         fields.body = msgspec.Raw(b"{}" if bytes(memoryview(fields.body)[:1]) == b"{" else b"null")
     line = msgspec.json.encode(fields)
