@@ -26,8 +26,8 @@ LOOKS = {
 @pytest.mark.parametrize(
     ("in_flight", "count"),
     [
-        (1, 18),
-        (2, 18),
+        (1, 36),
+        (2, 36),
         pytest.param(1, 200, marks=pytest.mark.soak),
         pytest.param(2, 200, marks=pytest.mark.soak),
     ],

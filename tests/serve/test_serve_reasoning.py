@@ -115,36 +115,29 @@ def test_markers_that_cannot_be_said(engine):
     EngineConfig(reasoning_start="", reasoning_end="é" * 64).check()
 
 
-NARROW = {
-    "ahead": {**SMALL, "max_in_flight": 2},
-    "no drafts": {**SMALL, "spec": "none"},
-    "swap": {**SMALL, "swap_blocks": 40, "preempt_mode": "swap"},
-}
-
-
+NARROW = (
+    {**SMALL, "max_in_flight": 2},
+    {**SMALL, "spec": "none"},
+    {**SMALL, "swap_blocks": 40, "preempt_mode": "swap"},
+)
 CASES = [
-    ("trained", 0.0, "</think>", 14.0, ["ahead"]),
-    ("trained", 1.5, "</think>", 14.0, ["no drafts"]),
-    ("random", 0.0, "</think>", 1.0, ["swap"]),
-    ("random", 1.5, "</think>", 3.5, ["ahead"]),
-    ("random", 1.5, "So", 6.0, ["no drafts"]),
-    ("random", 1.5, "...", 4.0, ["swap"]),
+    ("trained", 0.0, "</think>", 14.0),
+    ("trained", 1.5, "</think>", 14.0),
+    ("random", 0.0, "</think>", 1.0),
+    ("random", 1.5, "</think>", 3.5),
+    ("random", 1.5, "So", 6.0),
+    ("random", 1.5, "...", 4.0),
 ]
-LONG_CASES = [pytest.param(*case[:-1], list(NARROW), marks=pytest.mark.soak) for case in CASES]
 
 
-@pytest.mark.parametrize(("weights", "temperature", "end", "bias", "narrow"), [*CASES, *LONG_CASES])
-def test_stopped_answers_are_valid_wherever_reasoning_ends(
-    weights, temperature, end, bias, narrow, random_weights
-):
-    """Preemption, chunked prefill, drafts and steps in flight change no token. Each engine in NARROW runs
-    with two of six cases. `make soak` runs each engine with each case.
-    """
+@pytest.mark.parametrize(("weights", "temperature", "end", "bias"), CASES)
+def test_stopped_answers_are_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
+    """Preemption, chunked prefill, drafts and steps in flight change no token."""
     model = random_weights if weights == "random" else None
     # 12 jobs use each format twice. Greedy answers from random weights are similar, so the test needs more
     # jobs.
     count = 20 if (weights, temperature) == ("random", 0.0) else 12
-    check_pools(model, temperature, end, bias, count, {}, narrow)
+    check_pools(model, temperature, end, bias, count, {})
 
 
 @pytest.mark.soak
@@ -157,7 +150,7 @@ def test_many_stopped_answers_are_valid(weights, temperature, bias, random_weigh
     check_pools(model, temperature, "</think>", bias, 300, {"forms": forms})
 
 
-def check_pools(model, temperature, end, bias, count, forms, narrow_engines=tuple(NARROW)):
+def check_pools(model, temperature, end, bias, count, forms):
     with Engine(model, dtype="float32", config=EngineConfig(reasoning_end=end)) as engine:
         marker = engine.processor.tokenizer.encode(end, allow_special=True)
         asked = list(jobs(count, temperature, marker, bias, **forms))
@@ -166,8 +159,8 @@ def check_pools(model, temperature, end, bias, count, forms, narrow_engines=tupl
     ends = f"{len(lengths)} of {count} end reasoning, after {lengths[:30]}"
     print(f"{model or 'trained'}, {temperature}, {end}: {ends}; {stopped} stop")
     assert 2 * len(lengths) >= count and 4 * stopped >= count and len(set(lengths)) >= 3
-    for name in narrow_engines:
-        config = EngineConfig(reasoning_end=end, **NARROW[name])
+    for settings in NARROW:
+        config = EngineConfig(reasoning_end=end, **settings)
         with Engine(model, dtype="float32", config=config) as engine:
             narrow = answers(engine, asked)
             assert engine.stats().num_preemptions > 0

@@ -58,22 +58,18 @@ def answers(count, sampling, **settings):
 
 SWAP = {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}
 CASES = [
-    ({}, [TIGHT]),
-    ({"temperature": 1.2, "seed": 5}, [SWAP]),
-    ({"repetition_penalty": 1.3, "presence_penalty": 0.5, "ignore_eos": True}, [SWAP]),
-    ({"temperature": 0.8, "seed": 3, "top_k": 20, "stop": [" is a"], "min_tokens": 4}, [TIGHT]),
+    {},
+    {"temperature": 1.2, "seed": 5},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "ignore_eos": True},
+    {"temperature": 0.8, "seed": 3, "top_k": 20, "stop": [" is a"], "min_tokens": 4},
 ]
-LONG_CASES = [pytest.param(sampling, [TIGHT, SWAP], marks=pytest.mark.soak) for sampling, _ in CASES]
 
 
-@pytest.mark.parametrize(("sampling", "small"), [*CASES, *LONG_CASES])
-def test_a_head_changes_no_token(sampling, small):
-    """Small KV pools cause preemption, swapping, split prompts and images, and prefix cache hits.
-
-    Each pool runs with two of four samplings, and with all of them in `make soak`.
-    """
+@pytest.mark.parametrize("sampling", CASES)
+def test_a_head_changes_no_token(sampling):
+    """Small KV pools cause preemption, swapping, split prompts and images, and prefix cache hits."""
     want, plain = answers(16, sampling, spec="none", **LONGEST)
-    for settings in (LONGEST, *small):
+    for settings in (LONGEST, TIGHT, SWAP):
         found, stats = answers(16, sampling, spec="eagle3", **settings)
         assert found == want
         if settings is LONGEST:
