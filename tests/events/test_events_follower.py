@@ -101,6 +101,7 @@ def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
 
 
 def test_a_fold_follows(records, tmp_path):
+    """`ended_requests` can read a log while it is written."""
     writer = LogWriter(tmp_path)
     left = list(records)
 

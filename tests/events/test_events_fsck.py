@@ -213,6 +213,7 @@ def test_a_repair_leaves_damage_in_the_middle_alone(log):
 
 
 def test_two_writers(log):
+    """While a writer has the log open, fsck accepts an unfinished tail, and refuses to repair."""
     writer = LogWriter(log, reopen="tail")
     writer.append(ev.CacheReset(), 0, 0)
     assert writer.commit()

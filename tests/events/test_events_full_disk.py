@@ -25,8 +25,8 @@ from tests.core.small_engine import request, settings_of
 
 
 class SmallDisk:
-    """Simulates a file system with `num_bytes` bytes by replacing a log writer's system calls. Counts written
-    bytes and the allocated reserve.
+    """Simulates a file system with `num_bytes` bytes by replacing a log writer's system calls. Written
+    bytes and the allocated reserve reduce `free`.
     """
 
     def __init__(self, monkeypatch, num_bytes):
@@ -62,7 +62,7 @@ class SmallDisk:
 
 
 class Users:
-    """Submits requests to an engine whose log is on the disk, and collects the outputs."""
+    """Submits requests to an engine that writes its log to `folder`, and collects the outputs."""
 
     def __init__(self, folder, **options):
         self.config = settings_of(max_waiting=64, max_model_len=512, num_blocks=600)
@@ -193,6 +193,8 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_cannot_hold_room_back_is_used_without(tmp_path, monkeypatch):
+    """On a file system without posix_fallocate, a log works without a reserve."""
+
     def refuse(fd, offset, length):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 

@@ -43,7 +43,10 @@ class Kill:
 
 
 def live(folder, numbers, acknowledged, *, snapshots=False):
-    """Simulate a process that commits each record into small segments, and packs and deletes segments."""
+    """Simulate a process that commits one record for each number, and packs full segments.
+
+    With `snapshots`, a snapshot follows each record, and old segments are deleted.
+    """
     retention = Retention(max_bytes=700) if snapshots else Retention()
     writer = LogWriter(folder, reopen="tail", segment_bytes=260, retention=retention, reserve_bytes=65536)
     try:

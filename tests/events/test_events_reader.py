@@ -113,6 +113,7 @@ def test_no_bit_of_a_closed_log_flips_unseen(closed):
 
 
 def test_a_segment_without_a_frame_in_the_middle_is_a_gap_and_one_at_its_end_contradicts_the_footer(closed):
+    """Removes a frame from the middle of a segment, or the segment's last frame."""
     path, data, _ = closed
     starts = ends_of(path)
     path.write_bytes(data[: starts[3]] + data[starts[4] :])
@@ -298,6 +299,7 @@ def test_reading_from_a_record_on(several):
 
 @pytest.mark.parametrize("held, reads", [(None, False), (2, False), (3, True), (17, True)])
 def test_a_log_may_begin_after_a_snapshot(tmp_path, held, reads):
+    """A log that begins with record 4 needs a snapshot of the state after record 3 or later."""
     folder = write_log(tmp_path / "log", [ev.Failed(str(n)) for n in range(12)], segment_bytes=360)
     first = segments(folder)[1]
     assert int(first.stem) == 4

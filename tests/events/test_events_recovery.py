@@ -1,4 +1,4 @@
-"""Tests recovery modes and continued logs. The reader reports every lost record and reads all others."""
+"""Tests the recovery modes strict, tail and salvage, for reading a log and for continuing a log."""
 
 import random
 

@@ -102,6 +102,7 @@ def test_a_log_packs_to_less(tmp_path):
 
 
 def test_a_log_that_has_not_begun_is_tidy(days):
+    """Before the first record, `tidy` does nothing."""
     days.tidy()
     days.fill(1)
     assert days.first == 0

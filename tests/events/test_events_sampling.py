@@ -28,6 +28,7 @@ def test_every_rule_comes_back():
 
 @pytest.mark.parametrize("missing", [tuple(RULES), ("stop_in_min_tokens",), ("prompt_logprobs",)])
 def test_a_record_without_them_asks_for_none(missing):
+    """A record without the fields in `missing` is read with their default values."""
     sampling = SamplingParams(seed=1, max_tokens=7, stop=("x",))
     plain = msgspec.to_builtins(sampling)
     old = msgspec.msgpack.encode({name: plain[name] for name in plain if name not in missing})

@@ -273,6 +273,7 @@ def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
 
 
 def test_an_engine_that_closes_on_a_full_disk_frees_the_device(tmp_path, monkeypatch):
+    """The engine closes its executor although the log's last records cannot be written."""
     config = settings_of()
     executor = SimulatedExecutor(config)
     closed = []

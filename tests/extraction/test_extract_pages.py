@@ -58,7 +58,7 @@ def test_the_value_of_a_filled_form_is_drawn(painter, tmp_path):
     pdf.write_pdf(tmp_path / "a.pdf", catalog, pdf.ONE_PAGE, pdf.page(more=b"/Annots [4 0 R]"), field, look)
     (page,) = drawn(painter, tmp_path / "a.pdf", tmp_path)
     red, green, blue = Image.open(page).getpixel((48, 48))
-    assert red > 200 and green < 100 and blue < 100  # A field's highlight is transparent.
+    assert red > 200 and green < 100 and blue < 100  # PDFium's highlight of the field is transparent.
 
 
 def test_a_plan_that_was_interrupted_is_the_same_afterwards(tmp_path):

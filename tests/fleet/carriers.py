@@ -17,7 +17,7 @@ LONGEST = 2**28  # maximum frame size in bytes
 
 
 class LocalCarrier:
-    """A carrier to replicas in this process. `lose` disconnects a replica during a message, while its engine
+    """A carrier to replicas in this process. `lose` removes a replica and breaks its calls, while its engine
     keeps running.
     """
 

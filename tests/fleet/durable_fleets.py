@@ -25,7 +25,7 @@ PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
-    """An executor that ignores `close`, so running requests stay in the log."""
+    """An executor that can be closed while requests run. These requests stay unfinished in the log."""
 
     pause_s = 0.004
 
@@ -117,7 +117,7 @@ def killed(root, target):
 
 
 def all_at_once(*calls):
-    """Return each call's result or error."""
+    """Run the calls at the same time. Return each call's result or error."""
     found, start = [None] * len(calls), threading.Barrier(len(calls))
 
     def run(place, call):

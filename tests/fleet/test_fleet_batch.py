@@ -1,4 +1,4 @@
-"""Tests that a new worker continues a dead worker's rows without recomputing tokens."""
+"""Tests that a new Ray Data worker continues a dead worker's requests without recomputing tokens."""
 
 import json
 import os

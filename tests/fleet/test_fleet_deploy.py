@@ -1,4 +1,4 @@
-"""Tests that the files in deploy/ for several machines are valid: the Ray Serve config and the Dockerfile."""
+"""Tests the Ray Serve config and the Dockerfile in deploy/, and the autoscaling of replicas."""
 
 import re
 from pathlib import Path
@@ -47,6 +47,7 @@ def instructions(text):
 
 
 def test_the_container_file_is_one():
+    """The Dockerfile has known instructions, copies existing files, and does not run as root."""
     text = (DEPLOY / "docker" / "Dockerfile").read_text()
     found = [line.split(" ", 1) for line in instructions(text)]
     assert {name for name, _ in found} <= KNOWN and found[0][0] == "FROM"
