@@ -147,7 +147,7 @@ def dots_in_order(kernel_device, monkeypatch):
 
 
 def _dot_in_order(builder, a, b, d, *_):
-    """Compute tl.dot in order. Rows and columns of zeros are skipped if all values are finite."""
+    """Compute tl.dot in order. Zero rows and columns in `a` are skipped if `b` is finite."""
     total, left, right = d.data.copy(), a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
     is_odd = not np.isfinite(right).all()
     rows = (left.any(1) | is_odd).nonzero()[0]

@@ -1,5 +1,5 @@
-"""Tests sharded batches: a process resumes a killed process's shard, and answers to other request files are
-refused.
+"""Tests batches in shards (`mmengine run --batch --shards`): a process resumes a killed process's shard, and
+answers to another request file are refused.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Registers and runs the checks for Python clients. A client is a program that prints a JSON line for each
-check. The checks examine only the structure of answers, because the package's own small model knows only
-images of shapes.
+"""Registers and runs the checks for Python clients. Each client_*.py is a program that prints a JSON line for
+each check. The checks examine only the structure of answers, because the package's own small model knows
+only images of shapes.
 """
 
 import http.client
@@ -57,8 +57,8 @@ class Skipped(Exception):
 
 
 def check(capability):
-    """Register a check. `capability`: a column in the table of clients, optionally followed by a colon and
-    the client's feature.
+    """Register a check. `capability`: a column in the result table (run.py), optionally followed by a colon
+    and the tested feature.
     """
 
     def kept(function):

@@ -1,4 +1,4 @@
-"""The coding agents and chat pages that `make clients` runs, with their configuration and commands.
+"""The coding agents that `make clients` runs, with their configuration and commands.
 
 In arguments and files, {address} is the server's address, {model} the model's name, {question} the question,
 {work} the folder that the agent works in, and {home} its home folder.
@@ -18,9 +18,9 @@ class Agent:
     """An agent, its package in a registry, and how it is run without an account.
 
     `command`: the program's arguments. `setup`: the arguments for an earlier run that configures the program.
-    `files`: texts by path below the home folder. `tool`: the tool that reads files. `reading`: the tool's
-    arguments for the file {path}. `edits`: the agent has no tools, and writes the answer to a file.
-    `reads_pictures`: the tool returns a picture's file as an image.
+    `files`: texts by path below the home folder. `tool`: the tool that reads files. `reading`: the JSON
+    arguments with which this tool reads the file {path}. `edits`: the agent has no tools, and writes the
+    answer to a file. `reads_pictures`: the tool returns a picture's file as an image.
     """
 
     package: str

@@ -29,8 +29,8 @@ from tests.pictures import data_url
 
 AGENT_S = 180  # Maximum seconds for an agent's run.
 REQUESTS = re.compile(r'mmengine_http_requests_total\{code="(\d+)",method="POST",route="(/v1/[^"]+)"\} (\d+)')
-# A template that keeps only the question, because the included checkpoint's context is shorter than the
-# agents' prompts.
+# If the messages contain the question, the prompt is only the question, because the agents' prompts exceed
+# the included checkpoint's context.
 SHORT = (
     "{%- if '" + QUESTION + "' in (messages | string) -%}"
     "{{- '<|im_start|>user\n" + QUESTION + "<|im_end|>\n<|im_start|>assistant\n' -}}"

@@ -18,7 +18,7 @@ EDITED = "note-edited"
 
 
 class Script(EchoProcessor):
-    """A processor whose prompt is the next scripted answer. SaysPrompt returns this prompt as the answer."""
+    """A processor that returns the next scripted answer as the prompt. SaysPrompt answers with it."""
 
     def __init__(self, agent: Agent, work: str):
         self._agent, self._work = agent, work

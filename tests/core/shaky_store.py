@@ -1,5 +1,5 @@
 """A faulty block store with simulated KV, for one or more engines. Replies are late or missing. Blocks are
-lost, wrong or truncated.
+lost or damaged.
 """
 
 import random

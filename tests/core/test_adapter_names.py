@@ -56,7 +56,9 @@ def test_unused_adapters_are_forgotten():
 
 
 def test_a_content_with_another_name_is_read_by_that():
-    # Content 1 also has the name "other", until this name gets content 2.
+    """An adapter is nameless only while no name refers to its digest. Adapter 1 also has the name "other",
+    until adapter 2 gets this name.
+    """
     engine = begun(loaded(1, "other"), ev.AdapterUnloaded("mine"))
     assert kept(engine) == []
     say(engine, loaded(2, "other"))
@@ -66,6 +68,7 @@ def test_a_content_with_another_name_is_read_by_that():
 
 
 def test_a_snapshot_has_it_and_one_of_before_is_read():
+    """A snapshot has the nameless adapters. A snapshot from an earlier build has none, but is restored."""
     engine = begun(loaded(2))
     state, started = engine.state, engine.log.records[0].event
     data = snapshot.take(state, started, 0)

@@ -28,6 +28,7 @@ def admitted(events):
 
 
 def test_as_many_adapters_as_there_are_places():
+    """Request 2 waits, because requests 0 and 1 use other adapters in both places."""
     engine = bench()
     for number, tag in enumerate((1, 2, 3, 1)):
         engine.submit(request(f"{number}", 5, adapter=adapter(tag)))

@@ -93,7 +93,8 @@ def test_a_long_row_holds_windows_and_not_its_whole_length():
     bench = bench_of(max_model_len=400, num_blocks=400)
     most = most_held(bench, request("long", 100, max_tokens=200))
     assert bench.tokens["long"] == reference_tokens(request("long", 100, max_tokens=200), bench.config)[0]
-    # 300 tokens are 75 blocks in the first group; each window needs at most its span and a chunk of 16.
+    # 300 tokens fill 75 blocks in the first group. The other groups need at most 7, 7 and 8 blocks for a
+    # chunk of 16 tokens and the window before the chunk.
     assert 75 < most <= most_blocks(GROUPS, 300, 4, 16) < 75 + 7 + 7 + 9
     assert held(bench) == 0
 
@@ -203,6 +204,7 @@ def test_the_invariant_names_a_row_with_a_wrong_table():
 
 
 def test_a_log_with_groups_verifies_and_a_changed_one_does_not(tmp_path, monkeypatch):
+    """An engine that never releases blocks in windows does not reproduce the log."""
     run_chaos(seeds_with(with_windows, 4)[3], tmp_path / "log", with_windows)
     assert verify(tmp_path / "log").ok
     monkeypatch.setattr(WindowTables, "release", never)

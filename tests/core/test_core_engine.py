@@ -275,8 +275,8 @@ def test_cancel_in_a_step_that_fails_and_of_one_that_has_just_ended():
     bench.submit(request("a", 4), request("b", 4, max_tokens=1))
     bench.step()
     bench.step()
-    bench.core.cancel("a")
-    bench.core.cancel("b")
+    bench.core.cancel("a")  # its failing step is in flight
+    bench.core.cancel("b")  # has ended
     bench.core.cancel("nobody")
     events = bench.run()
     assert bench.ends["a"][0] == "abort" and bench.ends["b"] == ("length", "")

@@ -33,7 +33,7 @@ def find(index, parent, tokens, extra=b""):
     )
 )
 def test_keys_of_columns_are_keys_of_rows(rows):
-    # `_keys` hashes a column of blocks at once, and `_key` a single block.
+    # `_keys` returns the hash keys of several blocks, and `_key` the key of a single block.
     index = PrefixIndex(4, 4)
     parents = np.array([parent for parent, _ in rows], np.int64)
     parts = index.token_parts(np.array([tokens for _, tokens in rows], np.int32))
@@ -215,6 +215,7 @@ def test_a_twin_takes_over():
 
 
 def test_twins_within_one_column():
+    """A single call to `insert_many` records two blocks with the same content."""
     index = PrefixIndex(8, SIZE)
     rows = np.array([[1, 2], [3, 4], [1, 2]], np.int32)
     ids = index.insert_many(np.array([1, 2, 3]), np.full(3, ROOT, np.int64), rows)
@@ -224,6 +225,7 @@ def test_twins_within_one_column():
 
 
 def test_a_plain_column_is_no_twin_of_a_block_with_media(monkeypatch):
+    """`insert_many` compares media too, so a block without media is not recorded if the keys collide."""
     collide(monkeypatch)
     index = PrefixIndex(8, SIZE)
     insert(index, 1, ROOT, tokens_of(1, 2), b"image" * 8)

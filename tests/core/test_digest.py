@@ -71,6 +71,7 @@ def test_a_difference_outside_requests_names_its_column(records):
 
 
 def test_other_live_requests_are_a_column(records):
+    """If the states have different numbers of requests, only columns are named."""
     state = folded(records)
     before = checkpoint(state)
     del state.requests[state.waiting[0].request.request_id]

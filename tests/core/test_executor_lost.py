@@ -50,6 +50,7 @@ class Full(MemoryLog):
 
 
 def test_no_step_is_dispatched_before_its_record_is_written():
+    """A Tee's bytes, which the other ranks need for a step, exist only after the commit."""
     tee = Tee(Full())
     tee.append(ev.Dispatched(), 3, 17)
     assert not tee.commit() and tee.take() == b""

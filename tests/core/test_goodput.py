@@ -208,6 +208,7 @@ def test_powers_of_a_chance():
 
 
 def test_numbers_of_drafters_from_a_log_may_be_anything():
+    """Drafter indices out of range are clipped."""
     goodput = Goodput(2, MOST)
     goodput.judge(
         np.array([0, 1]), np.array([-5, 99]), np.array([2, 3]), np.array([3, 1], np.int32).tobytes()

@@ -1,5 +1,5 @@
 """Tests the choice of draft levels on a simulated machine: which level is chosen, how soon, and how much time
-the trials cost.
+the trials cost. At draft level n, drafters 0 to n draft.
 """
 
 import random
@@ -44,7 +44,9 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """A run takes at most 12 % longer than with the best fixed level, plus 16 to 56 steps with all drafts."""
+    """A run takes at most 12 % longer than with the best fixed level, plus the time for 16 to 56 steps with
+    all drafts.
+    """
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)

@@ -93,6 +93,7 @@ def test_a_row_and_its_blocks_are_free_when_the_last_step_that_names_them_ran():
 
 
 def test_media_of_a_left_row_stay_until_their_step_ran():
+    """A cancelled request's media stay in use until the step in flight has ended."""
     bench = Overlapping(token_budget=6, max_num_seqs=1)
     bench.submit(request("a", 20, media=[image(1, 2, 8)]))
     bench.step()
@@ -127,7 +128,9 @@ def run_with_form(bench, grammar=FORM):
 
 @pytest.mark.parametrize("closes, ahead, forms", [(False, 7, 0), (True, 3, 4)])
 def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
-    """With `on_truncation` "close" the next step waits for the running step's result."""
+    """With a grammar, steps overlap. Only with `on_truncation` "close" does the next step wait for the
+    running step's result.
+    """
     bench = Overlapping()
     grammar = GrammarRequest("regex", "a+", on_truncation="close" if closes else "length")
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4

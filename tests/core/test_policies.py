@@ -69,6 +69,7 @@ def test_prefill_first_lets_decodes_wait():
 
 @pytest.mark.long
 def test_the_example_shortens_the_mean(capsys):
+    """The example's policy shortens the mean end time by more than 20 %."""
     runpy.run_path(str(ROOT / "examples" / "shortest_remaining.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     fcfs, shortest = (float(line.split(":")[1].split()[0]) for line in lines)

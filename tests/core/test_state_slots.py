@@ -40,6 +40,7 @@ def test_where_states_are_kept():
 
 
 def test_a_prompt_shorter_than_the_distance_is_a_hit():
+    """Even without regular intervals (`snapshot_every` 0), a state is kept after the last full block."""
     engine = bench(snapshot_every=0)
     prompt = list(range(7))
     engine.submit(request("first", prompt))

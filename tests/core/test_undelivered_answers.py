@@ -244,7 +244,9 @@ def long_run(folder, num_requests=8, **options):
 
 
 def test_the_limit_counts_tokens_with_more_logprobs_than_the_first():
-    """A token that the grammar forced has fewer (token, logprob) pairs than a sampled token."""
+    """The limit counts all (token, logprob) pairs. A token that the grammar forced has fewer pairs than a
+    sampled token.
+    """
     forced, free = ((-1, 0.0), (-2, 0.0)), tuple((-number, -1.0) for number in range(1, 11))
     assert len(module._Scores([forced, free, free])) == 22
 

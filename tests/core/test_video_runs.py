@@ -1,5 +1,5 @@
-"""Tests that prompts with equal tokens and videos share no blocks if the videos' embeddings have different
-positions.
+"""Tests that prompts with equal tokens and videos share blocks only before the first run that has a different
+position.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Helpers that run and check engines with windows, for test_block_groups.py and test_uniform_window.py.
 
-`change`: returns the settings of a seed with windows, or None if they do not support windows.
+`change`: adds windows to a seed's settings, or returns None if the settings do not support windows.
 """
 
 import random

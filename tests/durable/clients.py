@@ -121,7 +121,7 @@ class Round:
         return _same(answer.to_dict(), answer.id)
 
     async def _events(self, call, body, found):
-        """Read a response's stream byte for byte; if it breaks, continue after the last event."""
+        """Read a response's stream line by line; if it breaks, continue after the last event."""
         api, lines, told = self._client.responses, [], {}
         body, options = _named(body), {"background": call.background} if call.background else {}
         while told.get("type") not in ("response.completed", "response.incomplete"):
@@ -211,7 +211,7 @@ def _first_other(one, two):
 def _by_choice(events, is_same):
     """Group events by choice, since the order between choices varies.
 
-    With `is_same`, ids and times must be equal too.
+    With `is_same`, events keep their ids and times.
     """
     found = {}
     for event in events:

@@ -1,8 +1,8 @@
 """Simulates a full disk while the file `FOLDER/full` exists.
 
 A write to the log stores only the first half, and allocating space raises OSError. The store raises SQLite's
-errors. A write to an answer file fails halfway. The log can be written again after it has released its
-reserve, unless `FOLDER/full` contains "wholly".
+error for a full disk. A write to an answer file fails halfway. The log can be written again after it has
+released its reserve, unless `FOLDER/full` contains "wholly".
 """
 
 import errno

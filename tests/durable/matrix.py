@@ -101,7 +101,7 @@ class Matrix:
     def kill_both(self):
         self.process.kill()
         self.process.wait()
-        self.kill()  # the kernel also kills the engine
+        self.kill()  # in case the kernel has not killed the engine yet
 
     def wait_for_life(self, number):
         self.wait_for(lambda: self.num_lives > number)

@@ -3,7 +3,7 @@
     python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
 
 ARGUMENTS are options of `mmengine serve`. A step takes at least 5 ms. At its start, the engine's process
-creates a file in FOLDER. The process dies at kill points (faults.py) and writes to a simulated disk
+creates a file in FOLDER. The process dies at kill points (faults.py), and its disk can be full
 (full_disk.py).
 
 ENGINE `embedded`: each engine process is new and loads the included checkpoint. `echo`: the executor only

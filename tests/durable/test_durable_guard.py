@@ -107,7 +107,7 @@ def serving(folder, port, server=PACED, given=None):
 
 
 def child_of(process):
-    """Return the engine's process, or None."""
+    """Return the engine process's id, or None."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     found = path.read_text().split()
     return int(found[0]) if found else None
@@ -312,7 +312,9 @@ def test_an_engine_that_stops_is_followed_by_another_process(tmp_path):
 
 
 def test_where_the_seconds_of_a_restart_go(tmp_path):
-    """Prints medians over five kills with the package's checkpoint, in seconds since the kill."""
+    """Prints each restart stage's median time in seconds since the kill. The engine, with the package's
+    checkpoint, is killed five times.
+    """
     port, rows = free_port(), []
     body = body_of("What is a triangle?", max_tokens=2)
     plain = "from mmengine.cli.main import main\nmain()\n"

@@ -23,8 +23,8 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """Call `run` for each part in parallel, and return the results. Each part has its own log, because a log
-    grows: calls that no client has claimed are recovered again in each new process.
+    """Call `run` for each part in parallel, and return the results. Each part has its own log, because each
+    new process recovers all earlier calls in the log that no client has claimed.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))

@@ -1,4 +1,4 @@
-"""Tests that several processes can continue a log, and that answers stay correct after the oldest segments
+"""Tests that successive processes can continue a log, and that answers stay correct after the oldest segments
 are deleted.
 """
 
@@ -110,7 +110,9 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
 
 
 def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, monkeypatch):
-    """Before the request is delivered, no later segment is deleted, and `tidy` does not list the folder."""
+    """Until the request's answer is delivered, no later segment is deleted, and `tidy` does not list the
+    folder.
+    """
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
     first = LogReader(server.folder).first_sequence
