@@ -1,4 +1,4 @@
-"""Lists the instruction sets that this machine can compile and run, and opens their kernel libraries."""
+"""Lists the instruction sets that this machine can compile for and run, and opens their kernel libraries."""
 
 import pytest
 

@@ -62,7 +62,10 @@ def gemma_keys(text: dict, **more) -> list:
 def write_files(
     folder, out, text: list, own: list[Tensor], clip: list, towers: list[Tensor], pre: str = "gpt-2"
 ):
-    """Write the text model, and the projector if `clip` is not empty. Returns the text model's path."""
+    """Write the text model, and the projector if `clip` is not empty. Returns the text model's path.
+
+    `text`, `own`: the text model's metadata and tensors. `clip`, `towers`: the same for the projector.
+    """
     marks = json.loads((folder / "tokenizer_config.json").read_text())
     tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     bos = next(each["id"] for each in tokens if each["content"] == marks["bos_token"])

@@ -41,7 +41,9 @@ HEAD = {
 
 
 def keys(config: dict, *, has_head: bool) -> list:
-    """Return the metadata for the text model of a Qwen3.5 config."""
+    """Return the metadata for the text model of a Qwen3.5 config. `has_head`: whether the folder has a
+    multi-token-prediction head.
+    """
     text = config.get("text_config", config)
     moe = "num_experts" in text
     name = "qwen35moe" if moe else "qwen35"
@@ -75,7 +77,9 @@ def keys(config: dict, *, has_head: bool) -> list:
 
 
 def tiled(values: np.ndarray, axis: int, config: dict, size: int) -> np.ndarray:
-    """Reorder the value heads along `axis` from grouped to tiled order. A head has `size` values."""
+    """Reorder the value heads along `axis`, so that value head h uses key head h % number of key heads. In
+    `values`, the value heads of a key head are adjacent. A head has `size` values.
+    """
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     values = np.moveaxis(values, axis, 0)
     heads_of = values.reshape(keys, heads // keys, size, *values.shape[1:])

@@ -132,8 +132,8 @@ def test_a_q8_0_code_without_a_magnitude_in_seven_bits_is_refused(opened):
 
 @pytest.mark.parametrize("isa", isas())
 def test_q8_0_is_multiplied_by_int16_where_the_kernels_prefer_it(opened, monkeypatch, isa):
-    """With the option `activations` "model", inputs of Q8_0 matrices are quantised to int16 if the kernels
-    prefer int16. Inputs of other matrices never are.
+    """If `activations` is "model" and the kernels prefer int16, the inputs of Q8_0 matrices are quantised to
+    int16. Inputs of other matrices are not.
     """
     is_preferred = prefers_int16(opened_isa(isa))
     entries = opened([tensor("q", "Q8_0", (64, 256)), tensor("k", "IQ4_NL", (64, 256), 1)])

@@ -114,6 +114,7 @@ def as_llama_cpp_writes(theta: float, head_dim: int, scaling: dict) -> np.ndarra
 
 @pytest.mark.parametrize(("factor", "head_dim"), [(8.0, 128), (32.0, 64)])
 def test_the_frequencies_of_llama_3_are_found_in_their_factors(opened, factor, head_dim):
+    """The parameters of llama3 rope scaling are derived from the file's frequency factors."""
     scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     factors = as_llama_cpp_writes(500000.0, head_dim, scaling)

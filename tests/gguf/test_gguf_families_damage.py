@@ -119,7 +119,7 @@ def test_the_valid_files_are_read(sound, tmp_path):
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_fields_written_over(sound, tmp_path, part):
-    """Overwrites each key of the projector, and the text model's keys outside its vocabulary."""
+    """Overwrites up to 60 random header fields, but no tokens, token types or scores."""
     rng, count, tried, name = random.Random(part), 0, 0, named(tmp_path)
     written, path = sound[part], tmp_path / ("model.gguf", "mmproj.gguf")[part]
     spans = [span for span in written.spans if span[2] and "ggml.tokens " not in span[0]]

@@ -27,7 +27,7 @@ from tests.gguf.writing import ARRAY, BOOL, FLOAT32, UINT32
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("qwen2_vl", "qwen2_5_vl")
-# Fields in transformers' config.json for which GGUF has no key.
+# Fields in transformers' config.json that are compared separately, or for which GGUF has no key.
 UNSTATED = {
     *("dtype", "transformers_version", "initializer_range", "attention_dropout", "use_cache", "layer_types"),
     *("max_window_layers", "sliding_window", "use_sliding_window", "rope_parameters", "attention_bias"),

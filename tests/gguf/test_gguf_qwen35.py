@@ -1,4 +1,4 @@
-"""Tests hybrid models in GGUF files, dense and with experts. The tokens equal transformers' tokens for the
+"""Tests Qwen3.5 models in GGUF files, dense and with experts. The tokens equal transformers' tokens for the
 same file, and the tokens of the checkpoint folder that was converted. Some tests draft with the file's
 multi-token-prediction head.
 """
@@ -191,6 +191,7 @@ def test_damaged_tensors_are_refused_by_name(made, tmp_path, change, load, words
 
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_kernels_and_torch_agree_on_tiled_heads(made, tmp_path, monkeypatch):
+    """GGUF files store linear attention's value heads in tiled order."""
     file = write_hybrid(made[0], tmp_path)
     found, _ = answers(file)
     monkeypatch.setattr(library, "load", lambda: None)

@@ -69,7 +69,7 @@ def test_random_texts_beside_transformers(name, count):
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
     given = [compose(text) for text in texts(count, 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)]
-    # Control tokens in the documents are broken up, because transformers adds a control token to Llama's
+    # The documents' control tokens are made invalid, because transformers adds a control token to Llama's
     # vocabulary.
     given += [compose(page.read_text()).replace("<|", "<") for page in sorted(DOCS.rglob("*.md"))]
     found = tokenizer.encode_batch(given, add_special_tokens=False)

@@ -28,8 +28,8 @@ def shown(tmp_path, monkeypatch):
     model, projector = write_pair(checkpoint_path(), tmp_path, "BF16", "F32")
     model.rename(found[-1].split()[-1])
     projector.rename("mmproj-F16.gguf")
-    # The picture's size is the checkpoint's maximum and Qwen3-VL's minimum, so neither model's processor
-    # resizes the picture.
+    # 256 x 256 pixels are the maximum for the checkpoint's own processor, and the minimum for the GGUF files'
+    # processor, which has Qwen3-VL's limits. So neither processor resizes the picture.
     scene().save("picture.png")
     return found
 

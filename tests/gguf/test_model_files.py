@@ -1,4 +1,4 @@
-"""Tests that a folder and a GGUF file give the same model files."""
+"""Tests that a checkpoint folder and a GGUF file give the same config, prompts and weights."""
 
 import json
 

@@ -1,7 +1,7 @@
 """Compile the Triton kernels for several GPUs on a machine without a GPU. TRITON_INTERPRET must be off.
 
 Without options, each kernel is compiled for a few shapes. `--attention` compiles only the attention kernels,
-for all heads and tiles. `--newest` compiles only for the newest compute capability.
+for all entries of HEADS and all tile sizes. `--newest` compiles only for the newest compute capability.
 """
 
 import re

@@ -65,4 +65,5 @@ def test_a_row_that_sees_nothing_is_a_tile_all_the_same():
     ],
 )
 def test_a_tile_holds_a_query_with_all_its_heads(group, longest, rows):
+    """`group`: heads per KV head. `longest`: maximum number of queries per request."""
     assert tile_rows(group, longest) == rows

@@ -51,6 +51,7 @@ def test_tokens_equal_the_steps(vocab_size, kernels, kernel_device, steps):
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 90), st.floats(0.001, 0.999), st.floats(0.05, 20), st.integers(0, 99))
 def test_the_bound_keeps_the_same_as_sorting(kernels, kernel_device, vocab_size, share, heat, seed):
+    """`top_p_bound` keeps the same tokens as `keep_top`, which sorts the logits."""
     random = np.random.default_rng(seed)
     logits = random_logits(random, 2, vocab_size)
     logits[:, 0] = logits[:, 0].clamp(min=0)  # keeps one logit finite
@@ -69,6 +70,7 @@ def test_the_bound_keeps_the_same_as_sorting(kernels, kernel_device, vocab_size,
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=3), st.floats(0.001, 1), st.integers(0, 99))
 def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device, ks, share, seed):
+    """The kernel's `top_k_bound` equals torch's `top_bound`."""
     random = np.random.default_rng(seed)
     logits = random_logits(random, len(ks), 70).clamp(min=-80, max=80)
     logits = (logits * 4).round() / 4 - 20  # with ties
@@ -134,6 +136,7 @@ def test_kernels_are_checked_before_use(kernels, kernel_device):
 
 
 def test_a_cpu_has_kernels_of_its_own():
+    """On a CPU, the Triton kernels are not used."""
     assert sampling.sampling_kernels(CPU) is None
 
 

@@ -1,4 +1,4 @@
-"""Eight realistic JSON schemas, and for each schema five texts that state all values."""
+"""Eight realistic JSON schemas, and for each schema five texts that state the required values."""
 
 
 def of(required, **properties):

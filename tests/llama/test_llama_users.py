@@ -82,6 +82,8 @@ def test_forms_and_tools_of_the_server(server):
 
 
 def test_the_first_steps_of_a_server_are_without_an_image(folder):
+    """Both warm-up requests finish, although the model accepts no images."""
+
     async def warmed_up():
         engine = AsyncEngine(folder, dtype="float32")
         await warm_up(engine, "")
