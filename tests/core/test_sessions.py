@@ -76,7 +76,8 @@ def test_an_answer_is_that_of_one_cold_request(max_in_flight):
         events = bench.say("s", f"a{number}", said, max_tokens=5, media=pictures)
         cold, _ = reference_tokens(request("cold", said, max_tokens=5, media=pictures), bench.config)
         assert bench.tokens[f"a{number}"] == cold
-        # With two steps in flight, a block that ends at the answer's second to last token is not cached.
+        # With two steps in flight, the answer's second to last token is still pending when the last step is
+        # scheduled. Therefore the block that ends with this token is not cached.
         missing = max_in_flight - 1 if number else 0
         assert cached(events)[0] == (len(said) - 2) // 4 - missing, (
             "all full blocks of the earlier prompt are hits"
