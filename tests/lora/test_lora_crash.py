@@ -1,5 +1,5 @@
-"""Tests that requests with adapters continue after a crash. The log contains the adapters' folders. An
-adapter is used only if its files are unchanged.
+"""Tests that requests with adapters continue after a crash. The log contains the paths of the adapters'
+folders, and an adapter is used only if its files are unchanged.
 """
 
 import shutil

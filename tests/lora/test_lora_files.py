@@ -115,6 +115,8 @@ def test_fields_that_are_not_served_are_named(made, copy, field, value):
 
 
 def change_of(name):
+    """Return a function that damages the weights so that the error contains `name`."""
+
     def gone(weights):
         del weights[f"{Q}.lora_A.weight"]
 

@@ -124,7 +124,7 @@ def test_a_request_whose_adapter_is_gone_names_its_folder(tmp_path):
 
 
 def test_concurrent_loads_are_read_in_sequence(tmp_path):
-    """Adapters are read in sequence, even if the client disconnects during a load."""
+    """Adapters are read in sequence, even if a load is cancelled because its client disconnects."""
     reading = []
 
     async def asked():

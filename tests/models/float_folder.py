@@ -1,4 +1,4 @@
-"""Quantises float folders to FP8 and NVFP4, in the formats of compressed-tensors and ModelOpt."""
+"""Quantises checkpoint folders to FP8 and NVFP4, in the formats of compressed-tensors and ModelOpt."""
 
 import json
 

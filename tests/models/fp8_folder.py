@@ -1,4 +1,4 @@
-"""Writes FP8 folders in the hub's format from float folders."""
+"""Quantises checkpoint folders to FP8 with block scales, like the *-FP8 folders of the hub."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Writes 4-bit folders in the formats of compressed-tensors, GPTQ and AWQ from float folders."""
+"""Quantises checkpoint folders to 4 bits, in the formats of compressed-tensors, GPTQ and AWQ."""
 
 import json
 

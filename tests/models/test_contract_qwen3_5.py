@@ -7,9 +7,10 @@ from mmengine_qwen3_5 import plugin
 from tests.models import test_contract_qwen3_vl
 from tests.qwen3_5.tiny import make_text, make_whole
 
-# More than the contract's default, 8. On a row's first tokens, a delta net's head outputs (q'k) beta v, and
-# the norm then keeps only the sign of q'k. If q'k is near 0, bfloat16 rounding can flip the sign. On this
-# model, transformers in bfloat16 differs by 80 bfloat16 steps from transformers in float32.
+# Logits within this many bfloat16 steps are near ties. The contract's default is 8. For a row's first token,
+# each head of a delta net outputs (q'k) beta v, and the norm then keeps only the sign of q'k. If q'k is near
+# 0, bfloat16 rounding can flip the sign. On this model, transformers in bfloat16 differs by 80 bfloat16 steps
+# from transformers in float32.
 NEAR_STEPS = 32
 
 

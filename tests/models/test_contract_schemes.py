@@ -111,7 +111,8 @@ class ExpertsAlone:
 
 
 SHARED = {"shared_expert_intermediate_size": 64}
-FAMILIES = {  # Base classes, and sizes that must become multiples of the group size.
+# Base classes, and further sizes for Int4, so that matrix sizes are multiples of the group size.
+FAMILIES = {
     "Qwen3VL": ((qwen3_vl.TestQwen3VL,), {}),
     "Qwen3VLMoe": ((ExpertsAlone, qwen3_vl.TestQwen3VLMoe), {}),
     "Llama": ((llama.TestLlama,), {}),

@@ -175,7 +175,7 @@ def answers(folder, dtype):
 
 
 def loading(dtype, forms):
-    """Return the log message about the weights after loading."""
+    """Return the expected `ModelSpec.weights_held`."""
     if dtype == "bfloat16" and library.load() is not None and "fp8" in forms:
         return "FP8; NVFP4 dequantised to bfloat16" if len(forms) > 1 else "FP8"
     return ", ".join(f"{name} held as {dtype}" for name in sorted(each.upper() for each in forms))

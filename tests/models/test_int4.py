@@ -174,6 +174,9 @@ def ordered(folder, order):
 
 @pytest.mark.parametrize("order", (None, False, "weight", "static"))
 def test_an_order_of_calibration_leaves_the_format_as_it_is(plain, order):
+    """With these values of `actorder`, the columns are stored in their usual order. A `g_idx` tensor must
+    contain the usual order too.
+    """
     wanted = ordered(plain, order)
     with open_reader(entries(plain), CPU, torch.float32) as weights:
         assert torch.allclose(weights.read(WEIGHT), wanted, rtol=0, atol=1e-6)

@@ -101,8 +101,8 @@ def test_the_fallback_serves_what_no_plugin_describes(install, tmp_path):
 
 
 def test_the_fallback_serves_a_config_that_the_plugin_refuses(install, tmp_path):
-    """Mistral's own plugin has no sliding windows. A config that the fallback refuses too stays with the
-    plugin, whose error names the field.
+    """The Llama plugin serves Mistral without sliding windows. If the fallback also refuses a config, the
+    plugin is chosen, because its error names the field.
     """
     install("[mmengine.models]\nllama = mmengine_llama:plugin\n")
     write_hosted("mistral", tmp_path)

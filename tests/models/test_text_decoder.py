@@ -104,9 +104,9 @@ def test_logits_are_transformers(made, kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plain", "llama3", "all biases", "norms of q and k"])
 def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
-    """The decoder's root mean square error is below transformers' own bfloat16 rounding error. The decoder's
-    error is the difference to transformers in bfloat16, or in float32 for the GPU's decoder, which rounds
-    less often.
+    """The decoder's root mean square error is below transformers' own bfloat16 rounding error. The decoder is
+    compared with transformers in bfloat16. The GPU's decoder rounds less often, so it is compared with
+    transformers in float32.
     """
     folder, exact = made[kind]
     model, prompts = load(folder, form, "bfloat16"), make_prompts(4)

@@ -105,6 +105,7 @@ def test_a_decoder_that_lengthens_texts_without_limit_is_refused(tokenizer):
 
 
 def test_the_tokenizer_of_the_log_commands_may_be_a_strangers(tokenizer, tmp_path, capfd):
+    """The log commands' option --tokenizer refuses an invalid tokenizer and a named pipe."""
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizer))
     assert "red" in decoder_of(tmp_path)(ChatTokenizer.of_folder(tmp_path).encode("red"))

@@ -21,8 +21,7 @@ class Part:
     """A row's tokens in a step: first `stayed` accepted drafts from an earlier step, then the new tokens. The
     last `drafts` new tokens are drafts, and the new tokens before them are certain.
 
-    `kept`: the states to keep. Maps a number of tokens, counted from the row's state, to the slot for the
-    state after these tokens.
+    `kept`: maps n to a slot, which gets the state n tokens after the row's state.
     """
 
     slot: int

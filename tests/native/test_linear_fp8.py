@@ -14,8 +14,8 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 def drawn(n, k, group, shared):
     """Return random codes [n, k] and scales [n, ceil(k / group)].
 
-    Codes are never NaN, and never subnormal in the first third of k. Scales have both signs. With `shared`,
-    the rows in each half of the matrix share scales; otherwise each row has its own scales.
+    Codes are never NaN, and never subnormal in the first third of the columns. Scales have both signs. With
+    `shared`, the rows in each half of the matrix share scales; otherwise each row has its own scales.
     """
     random = torch.Generator().manual_seed(n * k)
     codes = torch.randint(0, 256, (n, k), generator=random).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Tests the kernels for low-rank additions: the sums, and that a row's bits do not depend on other rows."""
+"""Tests the LoRA kernels: the sums, and that a row's bits do not depend on other rows."""
 
 from pathlib import Path
 from types import SimpleNamespace

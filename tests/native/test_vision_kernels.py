@@ -39,7 +39,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
     qkv, pack = pack_of(lengths, heads, head_dim, dtype)
     ours = attend_native(kernels, qkv, pack)
     exact = attend_torch(qkv.double() if dtype == torch.float32 else qkv.float(), heads, pack)
-    # The limit for bfloat16 is large, because rounding alone changes a value near 4 by up to 2^-7.
+    # The limit for bfloat16 is large, because rounding alone changes a value below 4 by up to 2^-7.
     error = (ours.double() - exact.double()).abs()
     assert error.max() < (2e-5 if dtype == torch.float32 else 6e-2)
     assert error.mean() < (1e-6 if dtype == torch.float32 else 3e-3)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def without_a_compiler(monkeypatch, tmp_path):
-    """Set an empty cache folder and a PATH without programs. Yields an empty kernel folder."""
+    """Set an empty cache folder and a PATH without programs. Yields an empty folder for a wheel's kernels."""
     monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
