@@ -155,7 +155,7 @@ class Runner:
         """Return the tokens of each case.
 
         `arrivals`: draws how many requests arrive before each step; None: all arrive at once. `copies`:
-        number of consecutive cases that are samples of the same prompt (n > 1).
+        number of consecutive cases that are samples of the same prompt, as with n > 1.
         """
         sampling = sampling or SamplingParams(seed=0)
         tokens: dict[str, list[int]] = {}

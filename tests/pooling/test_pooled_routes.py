@@ -139,6 +139,8 @@ def test_bad_calls_get_one_clear_400(embedding_server, path, body, words, param)
     ],
 )
 def test_the_first_steps_of_a_server_are_pooled_requests(tmp_path, write, count):
+    """The warm-up embeds or scores a text, and also an image if the model accepts images."""
+
     async def warmed_up():
         write(tmp_path)
         folder = tmp_path / "m" if (tmp_path / "m").exists() else tmp_path

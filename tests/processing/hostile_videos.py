@@ -28,7 +28,9 @@ def box(name, *parts):
 
 
 def replaced(data, path, make):
-    """Return an MP4 in which `make(body)` replaces the body in the box at `path`. Offsets stay unchanged."""
+    """Return an MP4 in which `make(body)` replaces the body of the box at `path`. Sample offsets are not
+    adjusted.
+    """
     name, rest = path[0], path[1:]
     made, place = b"", 0
     while place < len(data):

@@ -39,8 +39,8 @@ def redirect(location, status="302 Found"):
 
 class Internet:
     """The simulated internet. `pages` maps a path to the bytes of a whole response, or to a function that
-    gets the connection. `names` maps a host name to its list of addresses, or to a list with an address list
-    for each successive lookup.
+    gets the connection. `names` maps a host name to its list of addresses, or to a list of address lists for
+    successive lookups.
     """
 
     def __init__(self):

@@ -1,4 +1,6 @@
-"""Boxes in answers are given in pixels of the stored image: EXIF orientation and resizing are undone."""
+"""Tests that boxes in answers are converted to pixels of the stored image: EXIF orientation and resizing are
+undone.
+"""
 
 import io
 

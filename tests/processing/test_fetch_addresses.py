@@ -68,8 +68,8 @@ def test_wrapped_addresses_are_unwrapped():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """If packets to an address have the same source address, this machine owns the address, and `is_public`
-    refuses the address. The patches make the loopback address look public.
+    """If this machine owns an address, packets to the address also have it as their source address. Such an
+    address is not public. The patches make the loopback address look public otherwise.
     """
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)

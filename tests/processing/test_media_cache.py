@@ -97,7 +97,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(processor, tmp_path, m
     first = processor.prepare(message).media[0]
     assert processor.prepare(message).media[0].patches is first.patches
     assert len(processor.media_cache) == 1
-    processor.media_cache.max_bytes, kept = 0, processor.media_cache.max_bytes
+    processor.media_cache.max_bytes, kept = 0, processor.media_cache.max_bytes  # Clears the cache.
     processor.media_cache.max_bytes = kept
     load = processor._loader._load
 

@@ -77,7 +77,9 @@ def test_other_pieces_are_refused_with_advice(tokenizer):
 
 @pytest.mark.parametrize("opens", ["first", "next", ""])
 def test_sessions_render_their_turns(tokenizer, opens):
-    """Marks around roles do not disturb marks around pieces of a turn (mmengine/processing/chat/marks.py)."""
+    """Surrogates that mark roles do not disturb surrogates that mark pieces of a turn
+    (mmengine/processing/chat/marks.py).
+    """
     parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
     source = (LOOP % HEADERS["+"]).replace("{{ m.content }}", parts)
     template = ChatTemplate.of_source(source, {}, tokenizer, "of the test")

@@ -163,6 +163,7 @@ def record_at(times, form):
 
 
 def test_containers_without_times_are_counted(clip):
+    """If a container stores no frame times, frames are found by counting from the first frame."""
     video = VideoFile(clip, Access(), "video 0")
     video._times = None
     expected = decoded(clip)
