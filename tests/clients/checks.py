@@ -107,9 +107,12 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue():
-    """Fill the small server's queue, and empty the queue once the server has refused a call."""
+    """Fill the small server's queue, and empty the queue once the server has refused a call.
+
+    The server accepts two calls, so none of the streams is refused itself.
+    """
     leaving = threading.Event()
-    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
+    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(2)]
     for stream in streams:
         stream.start()
     try:
