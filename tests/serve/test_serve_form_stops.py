@@ -1,8 +1,8 @@
 """Tests stop strings in answers with a response format.
 
-An answer has the finish reason `stop` only if its value is complete before the stop string. Otherwise the
-finish reason is `length`. If on_truncation is "close", the engine completes the answer instead. Batches,
-drafts and interruptions change no answer.
+An answer has the finish reason `stop` only if the text before the stop string matches the format. Otherwise
+the finish reason is `length`, or the engine completes the answer if on_truncation is "close". Batches, drafts
+and interruptions change no answer.
 """
 
 import itertools
@@ -92,7 +92,9 @@ def test_cut_and_closed_answers_with_stop_strings(tmp_path):
 
 @pytest.mark.parametrize("max_tokens", [24, 33])
 def test_closed_answers_fit_their_budget(max_tokens):
-    """With few tokens left, the completion is short, or restores the text that the stop string removed."""
+    """With few tokens left, the engine completes the text before the stop string. If no such completion fits,
+    the engine completes the uncut text.
+    """
     schemas = [RECORD, {"type": "string", "maxLength": 40}]
     with Engine() as engine:
         for schema, stop, seed in itertools.product(schemas, ('"', "e", "ir", 'e"', "}"), range(4)):
@@ -149,6 +151,7 @@ def test_the_first_tokens_hold_no_stop_string():
 
 
 def test_another_process_goes_on_closing(tmp_path):
+    """Engines that resume copies of the log complete the answers with the same texts."""
     options = {"max_tokens": 60, "temperature": 1.3}
     folders, wanted, news = {}, {}, {}
     with Engine(config=EngineConfig(**SMALL), log=tmp_path / "log") as engine:

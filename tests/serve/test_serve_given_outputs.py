@@ -1,4 +1,6 @@
-"""Tests that a continued answer has the same tokens as an answer without an interruption."""
+"""Tests the option `outputs`, an answer's first tokens. The continued answer has the same tokens as an
+answer without an interruption.
+"""
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_a_continued_answer_has_the_same_tokens(engine, name):
 
 @pytest.mark.parametrize("asked", CLOSED_BY_SEED)
 def test_a_closed_answer_has_the_detail_closed_whatever_gave_its_last_tokens(engine, asked):
-    # A closed answer is continued after each of its last tokens, and stays equal.
+    # The answer is the same if it is continued before any of its last 6 tokens.
     (choice,) = answer_of(engine, max_tokens=24, **asked)[0].choices
     assert choice.detail == "closed"
     for count in range(len(choice.token_ids) - 6, len(choice.token_ids)):

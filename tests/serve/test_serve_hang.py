@@ -102,6 +102,7 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
 
 
 def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
+    """The new engine gets the request with the remaining time as its deadline."""
     asked = []
     submit = Engine.submit_prepared
     monkeypatch.setattr(Engine, "submit_prepared", lambda *a: (asked.append(a[2].deadline_s), submit(*a))[1])

@@ -90,7 +90,7 @@ def test_the_last_value_is_of_the_type() -> None:
 
 
 def test_between_two_answers_of_a_batch_it_takes_none_of_them() -> None:
-    # A call of `stream_json` while a batch runs leaves all answers to the batch.
+    # `stream_json` may be called between two answers of a batch. The batch still returns all its answers.
     jobs = [(Prompt.of("What?"), Options(SamplingParams(max_tokens=2 + k % 3))) for k in range(6)]
     with Engine(config=EngineConfig(max_num_seqs=4)) as engine:
         batch = run_batch(engine, iter(jobs))
@@ -123,6 +123,7 @@ def test_it_does_not_wait_for_room_on_the_disk_for_ever(
 
 
 def test_a_json_stream_is_cut_like_a_value_and_can_be_left() -> None:
+    """A stream raises if max_tokens cuts the JSON. Closing a stream cancels its request."""
     with Engine() as engine:
         stream = engine.stream_json("What?", RECORD, max_tokens=3)
         with pytest.raises(RequestFailed, match="the JSON is incomplete after 3 tokens"):

@@ -31,7 +31,7 @@ def test_the_sampling_options_are_the_fields_of_sampling_params():
 def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
     lengths = {"max_length", "min_length"}  # only in transformers' pipeline
-    measured = {"prepared_s", "thinking", "place", "pooling"}  # set by the calls themselves
+    measured = {"prepared_s", "thinking", "place", "pooling"}  # set by the engine
     assert (
         fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
     )

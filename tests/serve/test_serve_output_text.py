@@ -1,4 +1,4 @@
-"""Tests that the stream reader's thread decodes output texts, and that they equal Engine's texts."""
+"""Tests that the thread that reads a stream decodes the output texts, and that the texts equal Engine's."""
 
 import asyncio
 import threading

@@ -69,8 +69,8 @@ def test_the_record_has_each_call():
 def test_a_sample_of_the_calls(tmp_path):
     """Run a sample of the calls with our pipeline, and compare with transformers' recorded results.
 
-    If our results do not fit the record, or the record was made with other library versions, transformers
-    runs too.
+    If an outcome differs from CALLS, or the record was made with other library versions, transformers runs
+    too.
     """
     sample = [call for call in CALLS if call.code in SAMPLE]
     assert len(sample) == len(SAMPLE)

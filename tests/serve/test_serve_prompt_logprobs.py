@@ -1,4 +1,4 @@
-"""Tests that prompt logprobs are as in transformers with any chunks, caches, batches and restarts."""
+"""Tests that prompt logprobs equal transformers' with any chunks and batches, caches and restarts."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
 """Tests response formats for models that reason.
 
-The format begins at the token after the reasoning. Weights, temperature, batches, drafts and interruptions
-make no difference.
+The format begins at the token after the reasoning, with any weights, temperature, batch, drafts and
+interruptions.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ def test_whether_a_prompt_leaves_reasoning_open(engine, prompt, is_open):
 
 
 def test_markers_that_cannot_be_said(engine):
-    # A reasoning_end that is empty, or that the model cannot generate, is refused.
+    # With reasoning true, a reasoning_end that is empty, or that the model cannot generate, is refused.
     tokenizer = engine.processor.tokenizer
     with pytest.raises(InvalidRequest, match="reasoning true needs a marker .* reasoning_end is empty"):
         settled(tokenizer, ASK, wish=True, end="")

@@ -1,4 +1,4 @@
-"""Tests AnswerRecord: the first reader takes outputs from the stream, and later readers join."""
+"""Tests AnswerRecord: the first reader takes outputs from the stream, and later readers from the record."""
 
 import asyncio
 from functools import partial

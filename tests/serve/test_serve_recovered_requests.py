@@ -135,7 +135,9 @@ def test_a_request_cancelled_before_its_acceptance_is_not_kept(tmp_path):
 
 @pytest.mark.parametrize(("how", "choice"), [("given up", 0), ("given up", 1), ("delivered", 0)])
 def test_choices_of_an_incomplete_request_cannot_be_claimed(tmp_path, how, choice):
-    """Another choice had been delivered or cancelled before the process ended."""
+    """A choice was cancelled (and in one case delivered) before the process ended. The next process drops the
+    request's answers.
+    """
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
         engine.submit(LONG, request_id="both", max_tokens=50, n=2)
         for _ in range(6):
@@ -170,7 +172,7 @@ def test_nothing_is_left_without_a_log():
 
 
 def test_recovered_requests_share_a_form(tmp_path):
-    """The log stores a response format once, although several requests use it."""
+    """The log stores a response format once. Each request that uses the format is recovered with it."""
     properties = {f"property{number}": {"type": "string"} for number in range(20)}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": properties}}}
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:

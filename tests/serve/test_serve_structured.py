@@ -194,7 +194,7 @@ def test_types_in_and_values_of_them_out():
 
 
 class Breaking:
-    """A grammar whose matcher fails in the middle of an answer."""
+    """A grammar whose matchers have an error from the start."""
 
     after, shortest = (), 0
 

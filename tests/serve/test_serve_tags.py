@@ -1,6 +1,7 @@
 """Tests structural tags in the free text of models' answers.
 
-With any weights, batch size and interruption, each tag is complete and its JSON matches its schema.
+With any weights, batch size and interruption, each tag is complete and its JSON matches its schema, unless
+max_tokens cuts the answer inside a tag.
 """
 
 import asyncio

@@ -89,6 +89,7 @@ def run(engine, count=8):
 
 
 def test_nothing_changes_the_tokens(tmp_path):
+    """Preemption, steps in flight and drafts do not change the tokens. The budget limits the reasoning."""
     with Engine() as engine:
         wide = run(engine)
         marker = engine.processor.tokenizer.encode("</think>", allow_special=True)
