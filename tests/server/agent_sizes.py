@@ -33,7 +33,7 @@ MAX_MODEL_LEN = 160_000
 
 
 def text_of(num_chars: int, number: int = 0) -> str:
-    """Return different lines with `num_chars` characters or slightly more."""
+    """Return a text with `num_chars` characters or slightly more, in which no two lines are equal."""
     lines, size = [], 0
     while size < num_chars:
         k = number * 7919 + len(lines)
@@ -115,9 +115,7 @@ def build_long(model=None, *, stop_watcher_factory=None, **settings) -> FakeBuil
 
 
 class LongExecutor(SimulatedExecutor):
-    """Adds the attributes that an engine needs to the simulated executor. Supports only requests without
-    media.
-    """
+    """A simulated executor with the attributes that an engine needs. Supports only requests without media."""
 
     drafters = ()
     graph_counts = {}  # noqa: RUF012 - never changed

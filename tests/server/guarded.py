@@ -1,5 +1,6 @@
-"""Runs `mmengine serve --log` with a small script in place of the engine. The script's processes are numbered
-from 0. A process answers each connection with its number, and obeys a command in the received bytes.
+"""Runs `mmengine serve --log` with a small script in place of the engine. Each start of the script is a
+new process, numbered from 0. A process answers each connection with its number, and obeys a command in the
+received bytes.
 """
 
 import os
@@ -151,7 +152,7 @@ class Guarded:
         return len(list(self.folder.glob("life-*")))
 
     def life(self, number):
-        """Return the process id for the process `number`, and how the previous process ended."""
+        """Return the process id of process `number`, and how the previous process ended."""
         self.wait_for(lambda: (self.folder / f"life-{number}").exists())
         self.wait_for(lambda: (self.folder / f"life-{number}").read_text())
         pid, _, cause = (self.folder / f"life-{number}").read_text().partition(" ")
@@ -171,8 +172,8 @@ class Guarded:
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
     """Run a supervisor. `plan`: the behaviour of each process; the last value applies to all later processes.
-    `given`: a listening socket, which the supervisor gets as from systemd. `frozen_s`: the supervisor's
-    FROZEN_S.
+    `given`: a listening socket, passed to the supervisor as systemd passes sockets. `frozen_s`: the
+    supervisor's FROZEN_S.
     """
     one = Guarded(folder, plan, [str(each) for each in options], **given)
     try:

@@ -120,7 +120,7 @@ class Served:
         is JSON.
 
         Each answer is checked against our OpenAPI document. Answers from chat, completions and responses are
-        also checked against OpenAI's.
+        also checked against OpenAI's description.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
@@ -238,7 +238,7 @@ def is_empty(server):
 
 
 def leave_at_random(server, times, chosen):
-    """Send a call and disconnect after a random time, `times` times. `chosen`: the random generator."""
+    """Send `times` calls, and disconnect each after a random time. `chosen`: the random generator."""
     for _ in range(times):
         connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
         time.sleep(chosen.random() * 0.03)

@@ -58,7 +58,7 @@ def save(browser, name):
 
 
 def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
-    """The server answers questions about images. The test operates the page only by keyboard."""
+    """The server answers questions about images. Keys select a request and open the playground."""
     log = tmp_path / "log"
     with served(AsyncEngine(log=log), names=("shapes",), live=log) as one:
         asked = [looking("Describe the image.", data_url(seed)) for seed in range(3)]

@@ -77,8 +77,8 @@ def test_a_failing_store_delays_a_batch(tmp_path, monkeypatch):
     ids=["chat", "unheard", "responses"],
 )
 def test_a_batch_continues_after_a_restart(tmp_path, url, is_heard, monkeypatch):
-    """The second server answers each remaining line once. `is_heard`: whether the first server knew that its
-    requests were accepted.
+    """The second server answers each remaining line once. `is_heard`: whether the first server knew that the
+    engine had accepted its requests.
     """
 
     def lines_of(rows):

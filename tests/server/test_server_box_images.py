@@ -62,7 +62,7 @@ def image(url, **fields):
 
 
 def expected_boxes(text, unit=THOUSANDTHS, frame=FRAME):
-    """Return the box in an answer's text, computed by hand, as JSON."""
+    """Return the expected `boxes` for an answer's text."""
     box = restore(json.loads(text)["bbox_2d"], unit, frame)
     return {"/bbox_2d": {"pixels": list(box.pixels), **({"problem": box.problem} if box.problem else {})}}
 

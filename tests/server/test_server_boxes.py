@@ -50,7 +50,7 @@ def server():
 
 
 def expected_boxes(text):
-    """Return the boxes for an answer's text, as JSON."""
+    """Return the expected `boxes` for an answer's text."""
     found, value = {}, json.loads(text)
     for name in ("bbox_2d", "at"):
         box = restore(value[name], BoxUnit("thousandths"), FRAME)

@@ -88,7 +88,7 @@ def test_tool_names_have_up_to_128_characters(server):
 
 
 def test_refusals_in_the_history_are_text(server):
-    """OpenAI's API accepts a refusal as the assistant's content, and as a part of the content."""
+    """OpenAI's API accepts a refusal in place of the assistant's content, and as a part of the content."""
     content = chat(server, ASKED, {"role": "assistant", "content": "No."}, ASKED)
     for turn in ({"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}):
         answer = chat(server, ASKED, {"role": "assistant", **turn}, ASKED)

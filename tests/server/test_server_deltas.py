@@ -109,7 +109,7 @@ def test_a_stop_string_beside_a_form_cuts_it_and_says_so(cuts):
 
 @given(st.lists(st.integers(0, 60), max_size=6))
 def test_a_completion_follows_text_cut_by_a_stop_string(cuts):
-    """Text that ends at a stop string is closed like truncated text, if the grammar closes truncated text."""
+    """With on_truncation "close", the text before a stop string is followed by its completion."""
     form = GrammarRequest("json_schema", "{}", on_truncation="close")
     for cut in ('{"a": "STOP', '{"a": "STO', '{"a": "x'):
         found, choice = told(cut.encode() + b'"}', cuts, stop=("STOP",), grammar=form, detail="closed")

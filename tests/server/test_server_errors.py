@@ -1,4 +1,4 @@
-"""Tests of the exact error messages, with an engine that echoes."""
+"""Tests the statuses, messages and params of the server's errors, with an engine that echoes prompts."""
 
 import json
 import socket
