@@ -1,5 +1,5 @@
-"""Tests that code blocks in the documents run, in a folder with a small log. test_doc_blocks.py lists the
-tests that run all other blocks.
+"""Tests that code blocks in the documents run, in a folder with a small log. For each other block,
+test_doc_blocks.py names the test.
 """
 
 import io
@@ -114,6 +114,7 @@ def test_a_batch_is_resumed_as_shown(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_command_is_minimized_against_as_shown(folder):
+    """`minimize --failing COMMAND` removes requests as long as the command fails."""
     (folder / "check.py").write_text(
         "import glob, sys\n"
         "files = glob.glob(sys.argv[1] + '/*.mmlog')\n"

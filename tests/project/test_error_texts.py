@@ -1,5 +1,5 @@
-"""Tests that no code branches on an error's text. Code may branch on an error's code or path
-(mmengine/errors.py).
+"""Tests that no code branches on an error's text. Code may branch on an error's code, or on the path to the
+invalid field (mmengine/errors.py).
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""Tests how tests/project/prose.py counts words, and when it reports a rate. `make check` prints the
-rates.
+"""Tests how tests/project/prose.py measures word rates in documents and docstrings, and reports rates over
+their limits. `make check` prints the rates.
 """
 
 from collections import Counter
@@ -43,6 +43,7 @@ def test_code_tables_and_quoted_terms_do_not_count():
 
 
 def test_no_bar_is_above_the_goal():
+    """Each limit in BARS is at least as strict as here."""
     goal = {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5}
     assert all(bars[name] <= bar for bars in prose.BARS.values() for name, bar in goal.items())
 

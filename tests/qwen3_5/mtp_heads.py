@@ -1,5 +1,4 @@
-"""Adds random multi-token-prediction heads to tiny hybrid checkpoints. Such a head predicts some tokens
-correctly.
+"""Adds random multi-token-prediction heads to tiny hybrid checkpoints.
 
 The layers of the model and of the head add only small vectors to a token's embedding. Therefore, model and
 head often predict the same next token.

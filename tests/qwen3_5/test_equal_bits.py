@@ -1,5 +1,5 @@
-"""Tests that a hybrid model is batch-invariant: log-probabilities have the same bits however requests are
-batched, chunked, cached, preempted or drafted for. Each run's log passes verification.
+"""Tests that a hybrid model is batch-invariant: log-probabilities have the same bits with any batching,
+chunking, caching, preemption and drafting. Each run's log passes verification.
 """
 
 import numpy as np

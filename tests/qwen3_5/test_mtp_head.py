@@ -72,7 +72,7 @@ def reference(model, tensors, ids):
 
 
 def test_the_head_computes_its_description(made):
-    """The head's states for a prompt equal the reference."""
+    """The head's outputs for a prompt equal the reference."""
     folder, model, tensors = made
     with engine_of(folder, **DRAFTED) as engine:
         head = engine.built.executor._runner._drafting.head._head
@@ -101,7 +101,7 @@ def test_bits_with_drafts_equal_a_single_row(made, alone, tmp_path, name):
     print(f"{name}: {counts}")
     assert failures == [0]
     assert 0 < counts.accepted < counts.proposed
-    if "draft_policy" not in SETTINGS[name]:  # The policy goodput reads measured times.
+    if "draft_policy" not in SETTINGS[name]:  # The policy goodput depends on measured times.
         assert 0.1 < counts.accepted / counts.proposed < 0.9
     assert (stats.num_preemptions > 0) is (name == "preempted")
     report = verify(tmp_path / "log", invariants=True)

@@ -1,5 +1,5 @@
-"""Tests how config.json is read for the hybrid family: no field is ignored, missing fields have defaults, and
-unsupported configs are refused.
+"""Tests how config.json is read for Qwen3.5: each field that transformers reads is read, missing fields have
+defaults, and unsupported configs are refused.
 """
 
 import json
@@ -22,7 +22,7 @@ TOWER = {*VISION, "in_channels", "patch_size", "spatial_merge_size", "temporal_p
 
 
 def written(folder, kind="Qwen3_5", *, whole=False, **fields):
-    """Write the config.json that transformers writes, and return its path."""
+    """Let transformers write a config.json, and return its path."""
     import transformers
 
     sizes = (MIXTURE if "Moe" in kind else TEXT) | VOCABULARY | fields

@@ -1,5 +1,5 @@
-"""Tests an EAGLE-3 head that drafts for a hybrid model. The head reads the inputs of the chosen layers. Its
-drafts do not change an answer's bits.
+"""Tests an EAGLE-3 head that drafts for a hybrid model. The head reads the inputs of the layers that its
+config names. Its drafts do not change an answer's bits.
 """
 
 import random
@@ -83,8 +83,8 @@ def test_the_head_reads_the_layers_inputs(made):
 
 
 class Steered:
-    """Replaces some of a head's first drafts by the row's true next tokens, which are accepted. Most other
-    drafts are rejected.
+    """Replaces a random number of each row's first drafts by the next tokens of the answer without drafts,
+    which are accepted. Most other drafts are rejected.
     """
 
     def __init__(self, drafter, texts, seed=3):

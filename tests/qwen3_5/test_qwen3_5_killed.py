@@ -1,4 +1,4 @@
-"""Tests a hybrid model's batch file in processes that are killed before a step runs or before the step's
+"""Runs a batch file on a hybrid model, in processes that are killed before a step runs or before the step's
 result is logged. The next process recomputes the recurrent states. Answers and log-probabilities are
 bit-identical to an uninterrupted run.
 """

@@ -1,4 +1,4 @@
-"""Tests videos with the hybrid family. Greedy tokens equal transformers' tokens. The prompt is prefilled in a
+"""Tests videos with Qwen3.5. Greedy tokens equal transformers' tokens. The prompt is prefilled in a
 single step, in chunks, or from states that were cached inside or after a video.
 """
 

@@ -93,8 +93,8 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
             elif name.endswith("bias"):
                 weight.copy_(0.1 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                # If tied, the logits are about +-10, as in real models. At +-40, the reference's float32
-                # rounding errors reach the tolerance of 1e-4 (measured against float64).
+                # With tied embeddings, the logits are about +-10, as in real models. At +-40, the reference's
+                # float32 rounding errors reach the tolerance of 1e-4 (measured against float64).
                 weight.copy_(0.25 * torch.randn_like(weight))
             elif "pos_embed" in name:
                 weight.copy_(torch.randn_like(weight))

@@ -84,7 +84,7 @@ def test_logits_equal_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_bfloat16_is_as_near_to_float32(folders, name):
-    """Both decoders have about the same error against float32. They round in different operations."""
+    """Both decoders have about the same error against float32, though they round in different operations."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
     for gaps in got:

@@ -116,6 +116,9 @@ def greedy(model, tokens, attention, length=40):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_call_equals_the_two_halves(folders, library, dtype):
+    """A single C++ call for a step, and two calls per layer (before and after attention), give the same
+    bits.
+    """
     model, prompts = load(folders["tied"], dtype, library), prompts_of()
     halves = paged(model, library, len(prompts), hide=("step_address",))
     assert not hasattr(halves, "step_address")

@@ -1,4 +1,6 @@
-"""The included checkpoint with slow steps, so that most streams are unfinished at any instant."""
+"""Builds an engine for the included checkpoint with slow steps, so that most streams are unfinished at any
+instant.
+"""
 
 import time
 

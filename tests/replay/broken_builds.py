@@ -1,4 +1,4 @@
-"""Plants bugs that log impossible decisions or crash the engine, and writes logs with these bugs."""
+"""Plants bugs that make the engine log impossible decisions or crash, and writes logs with these bugs."""
 
 import functools
 from collections.abc import Callable, Iterator

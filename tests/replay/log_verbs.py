@@ -13,7 +13,8 @@ from tests.cli.cli_process import call_cli
 EXPECTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}
 
 
-# Commands that take long, or that read a log in the same way as another command.
+# Commands that the tests with golden logs skip, because they take long or read a log in the same way as
+# another command.
 LONG = (
     *(("rerun",), ("minimize",), ("verify", "--invariants"), ("show", "--step"), ("show", "--steps")),
     *(("show", "--at", "3"), ("show", "--request"), ("export", "--csv"), ("export", "--mooncake")),

@@ -314,8 +314,8 @@ WORDS = (
 
 
 def test_random_sessions_only_raise_our_errors(busy, tmp_path):
-    """After random commands, the state equals a new replay's state. The logs include damaged logs and vLLM's
-    logs.
+    """After random commands, the state equals a new replay's state. The logs include logs from builds with
+    bugs, and logs recorded in vLLM.
     """
     folders = [busy, *logs(tmp_path)]
     for seed in range(13):

@@ -1,5 +1,6 @@
-"""Runs the debugger on logs with changed or missing records. Each command, and the HTML page, must succeed or
-raise a single-line error. The debugger's state must equal the state from a plain walk over the log.
+"""Runs the debugger on logs with changed or missing records. Each command must succeed or raise a single-line
+error, and so must writing the HTML page. The debugger's state must equal the state from a plain walk over the
+log.
 """
 
 import random

@@ -125,8 +125,8 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """A restored state has new request objects. The table still finds its waiting requests. The values of its
-    running requests have changed, so these are stored again.
+    """A restored state has new request objects. The table still finds the waiting requests. Running requests
+    have changed since they were stored, so the table stores them again.
     """
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests
@@ -154,7 +154,7 @@ def test_the_limit_counts_requests_and_deletes_those_that_no_copy_needs(tmp_path
 
 
 def test_the_garbage_collector_is_as_before_a_restore(tmp_path):
-    # A restore pauses garbage collection, also if the restore raises.
+    # A restore pauses garbage collection, and ends the pause even if the restore raises.
     saved = read_to_end(run_of("mixed", tmp_path / "log")).marks.last.saved
     damaged = PackedState(saved.data, b"", saved.requests, saved.base)
     try:

@@ -91,7 +91,7 @@ def heard(folder) -> Router:
 
 def ran(folder, *requests, **settings) -> Bench:
     bench = Bench(sink=LogWriter(folder), **settings)
-    bench.new_events = list  # The events are on disk already.
+    bench.new_events = list  # Bench.new_events requires a MemoryLog.
     for one in requests:
         bench.submit(one)
         bench.run()

@@ -108,6 +108,7 @@ def test_long_lists_are_cut():
 
 
 def test_a_call_of_a_host_shows_both_values():
-    # In a log that was recorded in vLLM, a divergence has a field of the call and its two values.
+    # In a log recorded in vLLM, a divergence names an outcome of a scheduling call, with the logged and the
+    # derived value.
     found = Divergence(88, 24, "Scheduled", "preempted", ["r10"], ["r5"], [])
     assert sides(found) == [("preempted", "['r10']", "['r5']")]

@@ -100,8 +100,8 @@ def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
 @pytest.mark.parametrize("name, kind", [("over_budget", "budgets"), ("hits_twice", "hits")])
 def test_minimize_takes_the_finding_as_the_failure(logs, tmp_path, name, kind):
     """In a build with the bug, minimize schedules the requests again and finds the failure again. In a build
-    without the bug, minimize removes requests from the recorded decisions. Each minimized log fails only with
-    the bug.
+    without the bug, minimize keeps the recorded decisions, and only removes requests. Each minimized log
+    fails only with the bug.
     """
     for folder, bug in (("decided", True), ("recorded", False)):
         words = ("log", "minimize", logs[name], "--failing", kind, "-o", tmp_path / folder, "--json")

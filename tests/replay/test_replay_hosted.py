@@ -1,4 +1,4 @@
-"""Tests that `verify` derives vLLM's decisions in a recorded log with the rules for vLLM's version.
+"""Tests that `verify` uses the rules of the recorded vLLM version to derive the decisions in a log from vLLM.
 
 vLLM 0.32 served a small checkpoint for the recording: 20 requests, 12 with images, 10 preemptions.
 """

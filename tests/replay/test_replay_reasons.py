@@ -1,5 +1,5 @@
-"""Tests the reasons why requests wait. Each request that gets no tokens in a step has a reason with a missing
-amount. Adding this amount removes the reason.
+"""Tests the reasons why requests wait. Each request that gets no tokens in a step has a reason. If the reason
+is a missing amount, for example of blocks, adding this amount removes the reason.
 """
 
 import random

@@ -132,6 +132,9 @@ def test_delayed_steps_are_spread_like_the_logged_ones(slow_from):
 
 
 def test_a_request_may_arrive_in_the_time_by_which_it_delays_a_step(monkeypatch):
+    """A step takes 0.7 ms, or 3.7 ms with an arrival's delay. An arrival at 2 ms falls into the delayed step,
+    and an arrival at 8 ms does not.
+    """
     times = fit_times(steps_of(np.random.default_rng(1), 4000, arrival_ns=3_000_000), overlaps=False)
     during = {key: delays for key, delays in times.delays_ns.items() if key[0] == DURING}
     drawn = DrawnTimes(replace(times, delays_ns=during), np.random.default_rng(0), overlaps=False)
@@ -268,7 +271,9 @@ def test_both_halves_have_steps_after_the_last_arrival(num_late):
     st.integers(0, 9),
 )
 def test_arrivals_move_back_within_their_slack(moves, seed):
-    """`moves`: (steps since the last arrival, ns since the last arrival, slack in ns)."""
+    """An event may have occurred up to its slack before the scheduler saw the event. `moves`: (steps since
+    the last event, ns since the last event, slack in ns).
+    """
     observations, step, now = [], 0, 10**7
     for more, later_ns, slack_ns in moves:
         step, now = step + more, now + later_ns

@@ -1,5 +1,5 @@
-"""Twelve more planted bugs, of the same kinds as in bugs.py. Their author did not look at how the tools find
-the first twelve bugs.
+"""Twelve more planted bugs, of the same kinds as in bugs.py. They were written without a look at how the
+tools find the first twelve bugs.
 """
 
 import numpy as np

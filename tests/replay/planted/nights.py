@@ -38,8 +38,8 @@ class Night:
     """A workload.
 
     `settings`: changes to SETTINGS. `images`, `salts`, `grammars`: the probability that a request has an
-    image, a cache salt, a grammar. `choices`: the probability that a request is a second choice for the last
-    request's prompt.
+    image, a cache salt, a grammar. `choices`: the probability that a request is a second sample (n = 2) of
+    the previous request's prompt.
     `num_sessions`: the number of sessions that continue during the run. `fail_at`: the steps that fail.
     """
 
