@@ -21,8 +21,8 @@ from tests.replay.planted.nights import Night
 
 
 def busy() -> State:
-    """Return a state with two scheduled rows and two waiting requests. The step's result is not logged yet, and
-    a row's chunk ends inside an image.
+    """Return a state with two scheduled rows and two waiting requests. The step's result is not logged yet. A
+    row's chunk ends inside an image.
     """
     bench = Bench(swap_blocks=4, max_num_seqs=2, long_prefill_token_threshold=6)
     bench.submit(request("a", 20, media=[image(1, 2, 6)]), request("b", 9), request("c", 3), request("d", 3))

@@ -1,4 +1,6 @@
-"""Tests that requests can be left out of recorded decisions without a change to other requests' decisions."""
+"""Tests that requests can be removed from recorded decisions, and all other requests' decisions stay valid
+except cache hits on removed requests.
+"""
 
 import random
 

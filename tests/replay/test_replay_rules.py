@@ -1,5 +1,5 @@
-"""Tests that `log why` reports decisions that differ from the scheduling rules, and names the right
-decisions.
+"""Tests that `log why` reports decisions that differ from the scheduling rules, and names the decisions that
+the rules would have made.
 """
 
 from dataclasses import replace

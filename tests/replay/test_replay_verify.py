@@ -1,4 +1,6 @@
-"""Tests that verify accepts an unchanged log, and reports the changed record in any other log."""
+"""Tests that verify accepts an unchanged log, and reports a divergence in a log with changed, missing or
+added records.
+"""
 
 import msgspec
 import numpy as np
