@@ -1,6 +1,6 @@
 """Converts recorded vLLM scheduling calls (JSON lines) to an event log (docs/reference/recorded-logs.md).
 
-Each line is an object with the key `op`: start, add, grammar, finish, schedule, update, drafts, ended, reset.
+Each line is an object whose `op` is start, add, grammar, finish, schedule, update, drafts, ended or reset.
 """
 
 import hashlib

@@ -119,8 +119,8 @@ def main() -> None:
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
     """Ask all questions, and print the replicas that the router chooses.
 
-    The router chooses at random among idle replicas. The first question about each image therefore keeps its
-    reservation until all first questions are answered.
+    The router chooses at random among idle replicas. So that the images spread over all replicas, the first
+    question about each image keeps its reservation until all first questions are answered.
     """
     landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}
 

@@ -67,7 +67,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 class _NoMaking(TorchFunctionMode):
-    """Raises if Python numbers become a device tensor, because the copy waits."""
+    """Raises if a device tensor is made from Python numbers, because copying them waits for the device."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = options or {}

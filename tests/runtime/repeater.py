@@ -1,4 +1,7 @@
-"""A fake for CUDA graphs that replays by calling the captured function again, on this rank and on others."""
+"""A fake for CUDA graphs that replays by calling the captured function again.
+
+As a script, this module runs a tensor-parallel follower rank that replays in the same way.
+"""
 
 import itertools
 import os

@@ -103,7 +103,7 @@ def positions_of(prompt_token_ids, media):
 def toy_request(name, seed, num_text=11, media_runs=(), sampling=None, **columns):
     """Return a request and its media. `media_runs`: for each item its (start, length) runs in the prompt.
 
-    The encoder makes an embedding from four patches.
+    The encoder makes one embedding from every four patches.
     """
     random = np.random.default_rng(seed)
     size = max([num_text, *(start + length + 2 for runs in media_runs for start, length in runs)])

@@ -144,6 +144,7 @@ def test_batch_invariance_without_kernels_is_refused(hidden_compiler, tmp_path):
 
 @pytest.mark.parametrize("name", ["auto", "triton"])
 def test_on_a_gpu_triton_attends_in_one_tile(name, monkeypatch):
+    """With `one_tile`, Triton's attention is batch-invariant. Without Triton, the setting is refused."""
     made = []
     monkeypatch.setattr(triton_paged, "TritonPagedAttention", lambda *of, **options: made.append(options))
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: None)
@@ -177,6 +178,7 @@ def test_on_a_gpu_sampling_needs_the_triton_kernels(monkeypatch):
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_on_a_gpu_the_decoder_uses_our_kernels(wanted, monkeypatch):
+    """The decoder passes the setting batch_invariant on to its kernels."""
     made = []
     monkeypatch.setattr(network, "text_ops", lambda *of, **options: made.append(options))
     monkeypatch.setattr(network, "FusedTextDecoder", lambda *of: of)

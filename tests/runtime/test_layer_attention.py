@@ -84,7 +84,7 @@ def eager(layer, q, k, v, ids):
 
 
 class Batch:
-    """Rows with random q, k and v. Their KV blocks have random numbers, and initially contain NaN."""
+    """Rows with random q, k and v. Their KV blocks are allocated in random order, and first contain NaN."""
 
     def __init__(self, spec, make, dtype=torch.float32):
         self.spec, self.dtype = spec, dtype
@@ -166,6 +166,7 @@ def test_layers_in_bfloat16_differ_by_rounding():
 
 
 def test_scores_are_computed_in_tiles(monkeypatch):
+    """Results stay the same if MAX_SCORES allows only small tiles."""
     monkeypatch.setattr("mmengine.runtime.attention.masked_paged.MAX_SCORES", 100)
     test_each_layer_is_that_of_transformers("torch")
 

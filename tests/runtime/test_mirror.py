@@ -1,4 +1,4 @@
-"""Tests that a Mirror, which reads only the log's frames, derives the engine's plan for each step."""
+"""Tests that a Mirror, which reads only the log's encoded records (frames), derives the engine's plans."""
 
 import random
 from contextlib import suppress

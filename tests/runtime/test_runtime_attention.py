@@ -35,7 +35,7 @@ def test_blocks_for_memory():
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_a_pool_takes_memory_when_it_is_written_to():
-    # The operating system reserves a page of the pool at the first write.
+    # The operating system allocates a page of the pool at the first write to the page.
     def private():
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1024

@@ -46,8 +46,8 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
 
 
 def test_near_ties_are_left_to_the_caller(monkeypatch):
-    """torch draws tokens for rows with near ties. Real near ties are rare, so every second row is marked
-    UNSURE.
+    """torch draws a row's token if two scores nearly tie. Such ties are rare, so the test marks every second
+    row as UNSURE.
     """
     random = np.random.default_rng(4)
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)

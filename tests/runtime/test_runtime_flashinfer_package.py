@@ -83,6 +83,7 @@ def test_ragged_steps_are_as_dense_attention(plans, heads):
 @pytest.mark.parametrize("heads", [4, 8])
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_captured_steps(plans, heads, query_len):
+    """In a captured bucket with a padding row, the other rows get dense attention."""
     spec = spec_of(heads, 2, 64)
     kv = KVPool(spec, 40, SIZE, torch.bfloat16, CpuDevice())
     flash = make(spec, kv)

@@ -1,7 +1,7 @@
 """Tests of decode graphs: the choice of a bucket (a batch shape), its padding, and the tokens.
 
 Tokens must equal the tokens without graphs. No GPU is used: a replay calls the captured Python function
-again, with the same buffers as a CUDA graph.
+again, over the same buffers, like a CUDA graph.
 """
 
 import numpy as np

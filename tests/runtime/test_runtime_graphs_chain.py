@@ -1,5 +1,5 @@
-"""Tests that draft chains (several draft passes in a row) give the same drafts and KV with and without
-captured graphs. No GPU is used: a replay calls the captured Python function again, on the graph's buffers.
+"""Tests that draft chains (consecutive draft passes) give the same drafts and KV with and without captured
+graphs. No GPU is used: a replay calls the captured Python function again, on the graph's buffers.
 """
 
 import numpy as np

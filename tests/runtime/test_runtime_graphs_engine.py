@@ -1,4 +1,4 @@
-"""Tests that answers with replayed steps, as with CUDA graphs, equal the answers without graphs."""
+"""Tests engines with fake CUDA graphs: answers equal those without graphs, and metrics count replays."""
 
 from functools import partial
 
@@ -129,7 +129,10 @@ def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
 
 
 def test_a_head_repeats_its_drafts(asked, recorder, monkeypatch):
-    """An EAGLE-3 head reads the hidden states of replayed steps, and replays its own passes."""
+    """An EAGLE-3 head reads the hidden states of replayed steps, and replays its own passes.
+
+    It proposes as many drafts as without graphs, and as many are accepted.
+    """
     found = answers(asked, spec="eagle3", **SMALL)
     chains = found.drafting.head.graphs.num_chains
     assert chains["replayed"] > 50 and not chains["capture_failed"]

@@ -1,4 +1,6 @@
-"""Tests that sampling rules for earlier tokens give the results of transformers' logits processors."""
+"""Tests suppressed tokens, typical-p, and sampling rules that depend on earlier tokens, against transformers'
+logits processors.
+"""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Tests lazy masks, which are computed only for refused tokens. Masks that are applied before sampling must
-give the same tokens.
+"""Tests lazy masks, which are computed only if a grammar refuses the sampled token. Masks that are applied
+before sampling must give the same tokens.
 """
 
 import numpy as np

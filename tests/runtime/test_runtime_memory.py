@@ -96,7 +96,7 @@ def test_a_refusal_shows_the_sum_and_the_setting_to_lower():
 
 
 class Counting:
-    """A fake memory meter with given peaks, and a fake model that records its calls."""
+    """A fake that is both a memory meter with given peaks and a model that records its calls."""
 
     spec = SPEC
 

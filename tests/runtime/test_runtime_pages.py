@@ -94,6 +94,7 @@ def test_the_lists_equal_the_table(meta):
 @settings(max_examples=60, deadline=None)
 @given(steps())
 def test_a_split_step_has_each_row_once_among_its_kind(meta):
+    """`split` separates rows with a single query from rows with several queries."""
     rows = list(expected(meta))
     decode, other = split(meta, SIZE)
     for part, is_kind in ((decode, meta.query_lens == 1), (other, meta.query_lens > 1)):

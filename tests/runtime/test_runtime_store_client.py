@@ -136,6 +136,7 @@ def test_a_reused_id_gets_no_events_of_its_predecessor(client_of):
 
 
 def test_a_fetch_reads_for_the_current_request(client_of):
+    """The fetch of an aborted request is not reported to a later request with the same id."""
     store = HeldUp("get")
     client, told = client_of(store)
     one = request("r", 12)

@@ -34,7 +34,8 @@ from mmengine_qwen3_vl.names import NAMES
 from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
-# This pool is so small that requests are preempted, and the budgets cut prompts and images.
+# The pool is so small that requests are preempted, and with these budgets, prompts and images need several
+# steps.
 TIGHT = {
     "block_size": 4,
     "num_blocks": 65,
