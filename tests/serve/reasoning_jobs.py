@@ -80,7 +80,8 @@ def answers(engine, asked):
 
 def check(engine, asked, answered, marker):
     """Check that the content of stopped answers matches the response format. Returns the number of answers
-    that stopped after reasoning, and the number of reasoning tokens in each answer whose reasoning ended.
+    that stopped after reasoning, and the number of reasoning tokens, with the end marker, in each answer
+    whose reasoning ended.
     """
     tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
     for number, (form, _) in enumerate(asked):

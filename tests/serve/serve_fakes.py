@@ -85,7 +85,7 @@ class TurnEcho(EchoProcessor):
 
 
 class EchoExecutor:
-    """Answers with the prompt in capitals, then ends. Fails once, at the step `fail_at`."""
+    """Answers with the prompt in capitals and EOS. Fails once, at the step `fail_at`."""
 
     needs_plan = True
     drafters: ClassVar[list] = []
@@ -137,8 +137,8 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            # The echo ignores grammars, so a stop string always cuts an answer with a grammar. Answers with
-            # tool calls are an exception.
+            # The echo ignores grammars, so a stop string ends its answer before the grammar is complete. With
+            # tool calls, a text without calls is complete.
             is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))

@@ -112,7 +112,7 @@ def answer(core, numbers: range) -> None:
 
 
 def told(payload: bytes):
-    """Return a batch's events without the time, which differs between segments."""
+    """Return a batch's events without its time, which may change if the log's first segment is deleted."""
     return msgspec.msgpack.decode(payload)[1]
 
 
@@ -135,6 +135,9 @@ def heard_until(sub, last: bytes) -> list[tuple[int, bytes]]:
 
 
 def test_batches_keep_their_numbers_when_the_log_loses_its_beginning(core, served, tmp_path):
+    """The running publisher continues its numbers. If the shortened log is read again, batches get higher
+    numbers.
+    """
     sub, dealer = served
     answer(core, range(40))
     whole = wholly_published(dealer, tmp_path)
@@ -186,6 +189,7 @@ class Dripping:
 
 
 def test_a_slow_receiver_does_not_delay_publication(bench, tmp_path, monkeypatch):
+    """A receiver that needs 20 ms for each message gets three messages, and its replay ends after 50 ms."""
     monkeypatch.setattr(publisher_of, "REPLAY_WAIT_MS", 50)
     bench.submit(request("a", 14, max_tokens=40))
     bench.run()

@@ -60,6 +60,7 @@ def test_a_process_raises_the_same_errors_as_the_gate(processes: SchemaProcesses
 
 
 def test_a_dead_decoder_process_fails_only_its_own_item() -> None:
+    """A schema that needs more memory than its process may use is refused. The next schema is normalized."""
     small = SchemaProcesses(1, 2**24, 20)
     try:
         many = text_of(
@@ -143,8 +144,8 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the matcher makes no step before the copy, the first forced text blocks all other threads for tens
-    of ms.
+    """A large grammar's first mask is computed before the matcher is copied. Otherwise, the first forced text
+    blocks all other threads for tens of ms.
     """
     done: list[str] = []
 

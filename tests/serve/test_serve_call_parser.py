@@ -109,6 +109,7 @@ def test_an_answer_is_its_calls_however_it_comes(form, text, made, cuts):
 @quick
 @given(st.sampled_from(["json", "xml"]), calls, st.integers(0, 999))
 def test_a_cut_answer_s_error_quotes_its_beginning(form, call, cut):
+    """A call in a cut answer has the whole call's id. Its arguments are a prefix of the whole arguments."""
     text = written(form, *call)
     if text is None:
         return
@@ -177,6 +178,9 @@ def test_stop_strings_end_the_text_and_no_call():
 
 
 def test_an_answer_with_a_form_makes_no_calls():
+    """With a response format, the start marker of a call after other text is text. An answer that begins with
+    the marker, apart from white space, is a call.
+    """
     form = msgspec.structs.replace(FORMS["json"], answer=msgspec.Raw(b'{"type":"string"}'))
     for text in ('"<tool_call>\\n{}"', ' \n"a"'):
         whole, _, deltas = told(form, text.encode(), range(40))

@@ -126,6 +126,8 @@ def test_between_two_answers_of_a_batch_it_takes_none_of_them():
 
 
 def test_a_failed_write_leaves_no_file(engine, monkeypatch):
+    """If `chat` raises while it reads an answer, the request ends. The engine answers the next request."""
+
     def broken(self, output):
         raise RuntimeError("broken")
 
@@ -137,6 +139,7 @@ def test_a_failed_write_leaves_no_file(engine, monkeypatch):
 
 
 def test_an_unenforceable_schema(engine):
+    """A schema that cannot be enforced gives a note. A strict tool with this schema is refused."""
     loose = {**SHAPES, "properties": {**SHAPES["properties"], "all": UNIQUE}}
     answer = engine.chat(prompt("xml"), tools=[tool(loose)], **ONE)
     assert [(note.keyword, note.pointer) for note in answer.notes if note.keyword] == [("tools", "#/area")]

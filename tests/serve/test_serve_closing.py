@@ -216,6 +216,7 @@ def test_logprobs_are_the_models_own():
 
 
 def test_drafts_of_others_do_not_matter_and_the_log_verifies(tmp_path):
+    """Drafts change no token, with or without closing. The log verifies, also after redaction."""
     asked = []
     for number, schema in enumerate([RECORD, LONG, TREE, LONG]):
         options = make_sampling(

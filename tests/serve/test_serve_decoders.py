@@ -106,7 +106,7 @@ def test_time_is_limited(what):
 
 
 def test_a_step_that_must_not_wait_gets_a_new_process(decoders):
-    """All regular processes are busy, so the step gets an additional process."""
+    """If all processes are busy, an attempt that must not wait gets an additional process."""
     other = Attempt(None)
 
     def decode():

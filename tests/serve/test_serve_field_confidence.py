@@ -1,4 +1,4 @@
-"""Tests that field confidences equal a softmax over the tokens that the mask allows."""
+"""Tests that field confidences come from a softmax over the tokens that the mask allows."""
 
 import asyncio
 import json
