@@ -45,7 +45,9 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
-    """The stacked file also contains a draft head's tensor, which the loader ignores."""
+    """`turned`: whether the stacked matrices are transposed. The stacked file also contains a draft head's
+    tensor, which the loader ignores.
+    """
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)

@@ -1,5 +1,5 @@
-"""Tests that requests can be removed from recorded decisions, and all other requests' decisions stay valid
-except cache hits on removed requests.
+"""Tests that requests can be removed from recorded decisions. The other requests' decisions stay valid,
+except cache hits that need a removed request.
 """
 
 import random
