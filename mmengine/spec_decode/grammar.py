@@ -5,8 +5,8 @@ characters are often forced. The drafts are the tokenizer's tokens for these cha
 left out, because it might merge with the following text.
 
 In JSON, hardly any text is forced, because white space is allowed nearly everywhere. Drafts therefore come
-from draft grammars, which fix a common white-space style. When a row's text departs from this style, the row
-gets no more drafts from a draft grammar (structured_output/rows/row_matcher.py).
+from draft grammars, each with a common white-space style. When a row's text departs from all these styles,
+drafts come from the row's own grammar (structured_output/rows/row_matcher.py).
 """
 
 from collections.abc import Callable, Sequence

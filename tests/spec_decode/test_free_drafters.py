@@ -1,4 +1,6 @@
-"""Tests that drafters with an index find the same drafts as a loop over the whole text."""
+"""Tests that the n-gram and suffix drafters, which look n-grams up in an index, find the same drafts as a
+loop over the whole text.
+"""
 
 import random
 
@@ -218,6 +220,7 @@ def test_overwritten_answers_are_forgotten():
 
 
 def test_an_answer_longer_than_a_quarter_of_the_ring_is_kept_from_its_end():
+    """The ring has 64 tokens, and stores only the last 16 tokens of an answer."""
     texts, drafter = Texts(2, WIDTH), SuffixDrafter(2, ring_bits=6)
     said_and_left(drafter, texts, 0, range(200, 240), "")
     said_and_left(drafter, texts, 0, [], "")

@@ -1,5 +1,6 @@
-"""Tests drafts from a grammar. A row follows a draft grammar until the text no longer fits, and then the next
-draft grammar. If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
+"""Tests drafts from a grammar. A draft grammar is a row's JSON Schema with fixed white space. A row follows a
+draft grammar until the text no longer fits, and then the next draft grammar. Without a compiled draft grammar
+that fits, drafts come from the row's own grammar.
 """
 
 import threading
@@ -74,6 +75,7 @@ class Bench:
 
 
 def test_forced_tokens_are_proposed_except_the_last(backend):
+    """The last forced token may be missing, because later text could merge with this token."""
     bench = Bench(backend)
     assert b'{"name":"'.startswith(bench.settled()) and len(bench.proposes()) >= 8
     assert bench.proposes(3) == b'{"n' and bench.proposes(0) == b""
@@ -162,6 +164,7 @@ def test_a_stuck_compiler_costs_only_the_draft_grammars(backend):
 
 
 def test_other_grammars_are_their_own_draft_grammar(backend):
+    """A regex has no draft grammars, so its drafts come from the regex."""
     bench = Bench(backend, grammar_of(grammar={"regex": "abc(def|xyz)"}))
     assert b"abc".startswith(bench.settled()) and bench.proposes()
     bench.say(b"abcx")

@@ -44,6 +44,7 @@ def samples(target):
 
 
 def test_four_drafts_a_pass_pay_off(trained, samples):
+    """A pass yields at most five tokens: four accepted drafts and the target's own token."""
     assert acceptance(*trained, samples["json"], 4) > 4.5
     assert acceptance(*trained, samples["describe"], 4) > 4.2
 
@@ -90,7 +91,8 @@ def chain(served, sample, row, count):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_drafting_from_all_rows_equals_the_engines_head(trained, served, samples, task):
-    # Training drafts from all positions in a pass. The logits equal the engine's, one position at a time.
+    # In training, the head drafts from all positions in one pass. The logits equal those of the engine's
+    # head, which drafts from one position at a time.
     head, vocabulary = trained
     several = samples[task][:2]
     batch = collate(several)
@@ -118,8 +120,8 @@ def test_the_engine_loads_the_trained_head(trained, served):
 
 
 def engine_passes(task, number, seed):
-    """Return an engine's answers with the head's drafts, and each answer's number of passes after the first
-    pass.
+    """Return the answers from an engine that drafts with the head, and each answer's number of passes after
+    the first pass.
     """
     config = EngineConfig(
         spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1, draft_policy="all"
