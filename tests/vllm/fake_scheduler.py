@@ -1,5 +1,5 @@
-"""A fake of vLLM's scheduler, for tests without vLLM: FCFS, a single KV group, whole prompts, no prefix hits,
-a token per row and step.
+"""A fake of vLLM's scheduler, for tests without vLLM: FCFS, a single KV group, no chunked prefill, no prefix
+hits, a token per row and step.
 """
 
 from collections import deque

@@ -10,7 +10,7 @@ class Workers:
     requests.
 
     A request's next token is a function of the KV in its blocks. Wrong blocks, positions or tokens from the
-    scheduler therefore cause wrong tokens.
+    scheduler therefore cause wrong tokens. `is_second_runner`: whether to behave like vLLM's V2 model runner.
     """
 
     def __init__(self, block_size, *, is_second_runner=False, num_drafts=0):

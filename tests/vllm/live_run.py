@@ -2,7 +2,7 @@
 
     build/vllm/bin/python -m tests.vllm.live_run SCHEDULER_CLASS [--num 20]
 
-Prints the answers as a line of JSON.
+Prints a line with ANSWERS and the answers as JSON.
 """
 
 import argparse

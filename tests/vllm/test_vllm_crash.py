@@ -33,7 +33,7 @@ NUM_LONG, LONG = 6, 400  # two of the long requests wait for a row
 
 @contextmanager
 def server(log, printed):
-    """Run `vllm serve` and yield its port. In the end, kill all server processes."""
+    """Run `vllm serve` and yield its port. Afterwards, kill all server processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -74,6 +74,9 @@ def test_a_single_kv_group_is_derived_only_with_full_attention():
 
 
 def test_blocks_are_recorded_by_number_and_hits_by_group():
+    """New blocks are recorded by place in the table, then by group. Prefix hits are recorded by group, then
+    by place, without the zeros for blocks before a window.
+    """
     tables = [0, 5, 11, 12], [1, 2, 13, 14], [0, 0, 15, 16]
     assert split_blocks(tables, 2, (1, 0, 2)) == ([1, 2, 5], [13, 11, 15, 14, 12, 16])
     assert split_blocks(tables, 2, (1,)) == ([1, 2], [13, 14])

@@ -104,7 +104,7 @@ def test_pseudo_ids_are_equal_for_as_long_as_the_tokens_are(record, tmp_path):
     events, _ = folded(tmp_path / "log")
     a, b, c = (tokens_in(event.prompt) for event in of_type(events, ev.Queued))
     answer = [tokens_in(event.token_ids)[0] for event in of_type(events, ev.Executed)]
-    assert b[:5] == a + answer[:2]  # The same tokens in an answer and in a prompt get equal pseudo ids.
+    assert b[:5] == a + answer[:2]  # The prompt of b begins with the prompt and the answer of a.
     assert not set(a) & set(c)
 
 

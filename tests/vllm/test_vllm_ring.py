@@ -61,7 +61,7 @@ def state_facts(state):
 @pytest.fixture
 def ring(record, monkeypatch):  # noqa: F811
     """Return a function that makes a scheduler with a ring. The ring stores the scheduler's state at each
-    update, so a log can begin there.
+    update, so a log can begin at any update.
     """
     monkeypatch.setenv("MMENGINE_LOG_RING_SECONDS", "0.000001")
     before = signal.getsignal(signal.SIGUSR1)
