@@ -1,7 +1,7 @@
 """Draw random schemas with valid instances, for tests of generated texts.
 
-`cases()` draws a Case: a schema with supported keywords, and a strategy for valid instances. Keys are in the
-schema's order. Each schema has a short valid text.
+`cases()` draws a Case: a schema with supported keywords, and a strategy for valid instances. An
+instance's keys are in the schema's order. Each schema has a short valid text.
 """
 
 from dataclasses import dataclass
@@ -176,7 +176,7 @@ def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
 
 def random_schemas(count):
     """Return `count` random schemas. The schemas depend on the imported modules, because Hypothesis also
-    draws constants from modules.
+    draws constants that it finds in these modules.
     """
     found = []
 

@@ -207,7 +207,7 @@ def test_known_engine_errors_are_translated():
     ],
 )
 def test_rules_must_not_contain_end_tokens(backend, rule):
-    """An end token would end the answer before its grammar is complete."""
+    """An end token would end the answer before its text is complete."""
     with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may end an answer"):
         backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
 

@@ -57,7 +57,7 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-# "a" is the shorter value for kind, but requires another part. A completion with only "a" never ends.
+# "a" is the shorter value for kind, but requires another part. A completion that always takes "a" never ends.
 LINKED = {
     "$ref": "#/$defs/part",
     "$defs": {
@@ -282,7 +282,7 @@ def test_a_text_ends_within_its_budget_for_any_model(case: Case, seed: int, data
 
 
 def check_again(grammar: Grammar, budget: int, text: bytes, known: list[int]) -> None:
-    """Check that a second run over the text's tokens gives the same completions."""
+    """Check that in a second run over the text's tokens, the completions have the same lengths."""
     matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
     for at, token in enumerate(text):
         assert closer.left == budget - at and len(closer.path) == known[at]

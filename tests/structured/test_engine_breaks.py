@@ -120,6 +120,7 @@ def test_grammar_engine_errors_are_rewritten(error, said):
 
 @pytest.mark.parametrize("beside", [[], [3]], ids=["alone", "beside a row whose grammar is not here"])
 def test_texts_continue_after_shared_lexer_states_are_used_up(monkeypatch, beside):
+    """Rows with the same grammar share its lexer states. When none is left, a row gets a new matcher."""
     monkeypatch.setattr(llguidance_backend, "MAX_LEXER_STATES", 3_000)
     engine = byte_backend()
     grammars = {"a": compiled({"type": "string", "pattern": "^(.*a.{12})$"}, engine)}

@@ -1,5 +1,5 @@
-"""Tests that forced text is generated unchanged, even if the tokenizer would normalise it or Lark cannot
-contain it.
+"""Tests that forced text is generated unchanged, also text that the tokenizer would normalise or that Lark
+cannot spell.
 """
 
 import json

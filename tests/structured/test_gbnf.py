@@ -34,7 +34,7 @@ class Grammar:
         return accepts(self.matcher, text)
 
 
-# In the style of llama.cpp's known grammars; written for this test.
+# Written for this test, in the style of llama.cpp's example grammars.
 ARITHMETIC = r"""
 # sums, one a line
 root ::= (sum "=" space atom "\n")+
@@ -256,7 +256,7 @@ def test_hostile_grammars_cost_a_bounded_number_of_calls(text: str) -> None:
 
 
 def test_both_names_and_the_text_in_the_log() -> None:
-    # `gbnf` and `ebnf` give the same grammar, and the text in the log can be read.
+    # `gbnf` and `ebnf` give the same GrammarRequest. `read_grammar` can read this request from a log.
     assert read_grammar(grammar_of(grammar={"gbnf": 'root ::= "a"+'})) == Regex("(?:a){1,}")
     text = grammar_of(grammar={"ebnf": 'root ::= "a" root?'})
     assert text == grammar_of(grammar={"gbnf": 'root ::= "a" root?'}) and isinstance(read_grammar(text), Lark)

@@ -47,7 +47,7 @@ def test_results_equal_pythons_matcher():
         text = source.choice(["", "^"]) + pattern(source, 4) + source.choice(["", "$"])
         try:
             regex = parse_pattern(text).regex
-        except PatternError:  # The pattern repeats a repetition.
+        except PatternError:  # Its repetitions can match in too many ways.
             continue
         for _ in range(3):
             name = "".join(source.choice("aabbc1é\n.-]\U0001f600 x") for _ in range(source.randint(0, 8)))
@@ -115,6 +115,7 @@ def test_a_large_pattern_is_compiled_once() -> None:
 
 
 def test_values_beside_an_unsupported_pattern_are_not_listed() -> None:
+    # `uniqueItems` requires a list of valid items. The `enum` cannot be matched against a pattern with \p.
     items = {"enum": ["a", "b"], "pattern": "\\p{L}"}
     with pytest.raises(SchemaRefused) as caught:
         normalize_schema({"type": "array", "uniqueItems": True, "items": items})

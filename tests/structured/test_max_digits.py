@@ -1,4 +1,4 @@
-"""Test `max_digits`: the maximum number of digits if a schema does not limit a number."""
+"""Test `max_digits`, which limits the digits in numbers without a limit in the schema."""
 
 import json
 import random
@@ -104,6 +104,7 @@ def test_one_limit_keeps_its_values() -> None:
 
 
 def test_the_request_decides_before_the_engine() -> None:
+    """None stands for the engine's setting, and 0 for no maximum."""
     form = {"type": "json_object"}
     for bounds, expected in ((None, None), ({"max_digits": 3}, 3), (False, 0), ({"max_digits": 0}, 0)):
         found = grammar_of({**form, **({} if bounds is None else {"bounds": bounds})})
@@ -157,8 +158,8 @@ def test_the_notes_name_the_maximum() -> None:
 
 
 def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
-    """No second unnamed key may follow. The grammar must express this rule without the repetition {0,0},
-    which the engine's Lark refuses.
+    """After an additional key, no second additional key may follow. The grammar must express this rule
+    without the repetition {0,0}, which the engine's Lark refuses.
     """
     schema = {
         "type": "object",

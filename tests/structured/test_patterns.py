@@ -1,5 +1,5 @@
 """Tests that grammars for patterns, with and without length limits, accept the same strings as
-Python's `re`. A pattern that would end an answer early is refused.
+Python's `re`. A pattern is refused if the grammar engine could fail during an answer.
 """
 
 import json

@@ -89,7 +89,7 @@ def backend(request):
 
 @pytest.fixture(scope="module")
 def compiled(backend):
-    """Return a grammar's compiled form and its draft grammars."""
+    """Return a function that compiles a grammar and its draft grammars, each only once."""
     known = {}
 
     def of(text):
@@ -176,8 +176,8 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
-    """Draft grammars must have json.dumps's white space. Draft grammars in Lark once allowed any amount of
-    white space (found with seed 1000559).
+    """A draft grammar must allow only one white-space style. Draft grammars in Lark once allowed any amount
+    of white space (found with seed 1000559).
     """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")

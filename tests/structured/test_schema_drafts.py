@@ -200,6 +200,7 @@ STORE = {
 
 
 def test_a_store_of_documents() -> None:
+    """References lead into the documents in `schemas`. Parts that no reference reaches are not checked."""
     schema = {"$ref": "http://example.org/a"}
     grammar = Grammar(normalize_schema(schema, schemas=STORE).text)
     with pytest.raises(SchemaRefused, match="outside this schema"):

@@ -112,7 +112,7 @@ def is_enforced(seed: int) -> bool:
 
 
 def test_many_values_are_bits_of_a_parameter() -> None:
-    # A parameter of the Lark grammar has a bit for each value that the array contains already.
+    # A parameter of the Lark grammar has a bit for each value: whether the array already contains the value.
     months = [f"m{at}" for at in range(60)]
     array = {"type": "array", "items": {"enum": months}, "uniqueItems": True, "minItems": 2, "maxItems": 59}
     grammar = Grammar({**array, "contains": {"enum": months[:3]}, "minContains": 2})
@@ -160,7 +160,7 @@ def test_sets_of_pydantic() -> None:
 
 
 def test_the_engine_refuses_the_automaton_as_json_schema() -> None:
-    # The grammar engine can enforce `contains` only as a Lark grammar.
+    # `contains` is normalized to an automaton, which the grammar engine can enforce only as a Lark grammar.
     text = normalize_schema({"type": "array", "contains": {"const": 1}}).text
     assert lark_of(text) is not None
     as_it_is = LLMatcher(TOKENIZER, LLMatcher.grammar_from_json_schema(text), log_level=0)

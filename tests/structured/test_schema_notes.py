@@ -1,4 +1,4 @@
-"""Test the notes on keywords that are treated as annotations."""
+"""Test the notes on keywords that are treated as annotations, and on limits that are narrowed."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_strict_keywords_refuses_unknown_keywords() -> None:
 
 
 def test_a_response_format_carries_them() -> None:
-    # A response format accepts `schemas` and `strict_keywords`, and has the notes on its schemas.
+    # A response format accepts `schemas` and `strict_keywords`. `notes_of` returns the notes on its schemas.
     asked = {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/a"}}}
     schemas = {"http://example.org/a": {"type": "integer", "maximun": 2**63}}
     with pytest.raises(InvalidRequest, match="outside this schema"):
@@ -137,6 +137,7 @@ def test_numbers_beyond_floats(schema: dict, accepted: list, refused: list, narr
 
 
 def test_a_bound_beyond_17_digits_is_exact() -> None:
+    """With at most 17 digits, no number reaches these limits, so the limits are not narrowed."""
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**64}
     assert normalize_schema(schema, Bounds(digits=17)).narrow == () != normalize_schema(schema).narrow
 

@@ -1,4 +1,4 @@
-"""Tests validating answers against schemas that were not enforced."""
+"""Tests how answers are validated against schemas that masks did not enforce."""
 
 import json
 

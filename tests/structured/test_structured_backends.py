@@ -186,7 +186,7 @@ def request(name, prompt=(1, 2)):
 
 
 def test_rows_follow_their_grammars(backend):
-    """Each row continues its own grammar after its tokens, even after a preemption."""
+    """The state of each row's grammar follows the row's tokens, even after a preemption."""
     compiled = {
         "count": backend.compile(grammar_of(grammar={"regex": "[0-9]{3}"})),
         "word": backend.compile(grammar_of(grammar={"choice": ["ab", "b"]})),
@@ -257,6 +257,7 @@ def test_a_grammar_begins_after_the_reasoning(backend):
 
 
 def test_reasoning_does_not_end_early_with_an_empty_form(backend):
+    """During reasoning, an end token is not consumed, although the grammar allows an empty text."""
     compiled = backend.compile(GrammarRequest("choice", '["","a"]', (ord("<"),)))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     for row, form in enumerate(["one by one", "in a run"]):

@@ -67,6 +67,7 @@ def test_reasoning_is_a_field_beside_the_form(form):
 
 
 def test_free_text_waits_for_nothing():
+    """Without a grammar, a `reasoning` field is refused."""
     assert reasoning_of() is None
     with pytest.raises(InvalidRequest, match="unknown field 'reasoning'"):
         grammar_of({"type": "text", "reasoning": True})

@@ -190,7 +190,7 @@ def test_no_text_slows_a_step(backend):
     exponential length.
     """
     schema = {"type": "string", "pattern": "a.*b.*c.*a[a-z-]*b[a-z-]*c"}
-    # With xgrammar's own repetition, instead of recursive rules, the 2,000 steps took 40 s instead of 20 ms.
+    # The 2,000 steps took 40 s with xgrammar's own repetition, and take 20 ms with recursive rules.
     rules = re.sub(
         r'"(\\.|[^"\\])*"|\[(\\.|[^]\\])*\]', "", schema_ebnf(normalize_schema(schema, Bounds.off()).text)
     )

@@ -126,7 +126,7 @@ def test_random_texts_of_narrowed_schemas_are_valid() -> None:
     ],
 )
 def test_nothing_else_is_left_out(schema: dict[str, Any]) -> None:
-    # A schema is refused if its lookahead cannot be removed by leaving out an anyOf's branches.
+    # A schema is refused if its lookahead cannot be removed by leaving out branches of an anyOf or oneOf.
     with pytest.raises(SchemaRefused, match=r"pattern|not|lookahead"):
         Grammar(schema)
 
