@@ -52,6 +52,7 @@ def minimized(name, folder, num_requests):
 
 
 def test_the_table_has_each_class():
+    """The table has a row for each bug in examples/debugging/bugs."""
     planted = {path.stem for path in BUGS.glob("*.py")} - {"buggy", "night"}
     assert ROWS.keys() == planted
     assert all(int(left) <= 4 for _, left, _ in ROWS.values())

@@ -1,5 +1,5 @@
-"""Tests all registries: mmengine's and third-party plugins are found by name, and each error is a single
-sentence.
+"""Tests all registries: plugins from mmengine and from third parties are found by name, and each error is a
+single sentence.
 """
 
 import os
@@ -96,7 +96,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 3\n")
     (info / "entry_points.txt").write_text(f"[{registry.group}]\nstrange = strange_module:Plugin\n")
-    # The folder's modification time must change, because Python caches the folder's content by this time.
+    # Python caches the folder's content until the folder's modification time changes.
     os.utime(tmp_path / "site", (2e9, 2e9))
     with pytest.raises(MMEngineError, match=r"strange is claimed by .*\(other 3\) and .*\(strange 1.2\); un"):
         registry.load("strange")

@@ -123,7 +123,7 @@ def test_nothing_stays_open(tmp_path, monkeypatch):
 
 
 def test_a_link_put_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch):
-    """The test replaces the folder by a link between the check and the opening."""
+    """Between the check and the opening, the test replaces the folder by a link."""
     (tmp_path / "a").mkdir()
     (tmp_path / "theirs").mkdir()
     real = strict_modes._Walk._open
