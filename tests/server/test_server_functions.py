@@ -1,7 +1,8 @@
 """Tests tools with the parameters of real functions. The functions are a sample from bfcl-eval's data (Apache
 License 2.0).
 
-Either a forced call is valid, or the schema is refused with an error that names the keyword's pointer.
+Either a forced call is valid, or the server refuses the schema with an error that has the refused part's
+JSON pointer.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.server.running import served
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [
-    # The virtual environment that `make clients` creates.
+    # In the virtual environment that `make clients` creates.
     *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),
 ]
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
@@ -67,8 +68,8 @@ def called(server, function):
 
 
 def holds(server, function):
-    """Check that the tool is refused, or that a forced call's arguments are valid. Return whether the tool
-    was accepted.
+    """Check that the server refuses the tool if `checked` refuses the parameters, and otherwise that a forced
+    call's arguments are valid. Return whether the tool was accepted.
     """
     report = checked(function)
     assert not isinstance(report, str), report

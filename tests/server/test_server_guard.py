@@ -161,8 +161,8 @@ def test_a_failed_start_is_retried(monkeypatch, capfd):
 
 
 def test_a_locked_log_is_awaited(tmp_path, monkeypatch):
-    """A killed process may hold the lock until its memory is freed. If the lock is held longer, the start
-    fails.
+    """A killed process may hold the lock until its memory is freed, so the start waits. After LOCK_WAIT_S,
+    the start fails.
     """
     (tmp_path / "log").mkdir()
     held = lock(tmp_path / "log")
@@ -225,7 +225,7 @@ def test_the_supervisor_gives_up_with_a_message():
 def test_which_requests_are_blamed_for_a_crash():
     """A crash is blamed on the crashed process's last step. A kill from outside is blamed on a step only if
     the kill repeats. A crash before the first step or in a prompt's preparation is never blamed on a step. If
-    the next process is killed before reading the cause, the process after the kill gets the cause.
+    the next process is killed before reading the cause, the process that follows gets the cause.
     """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))

@@ -1,4 +1,6 @@
-"""Tests of the health routes with an engine that hangs, cannot write its log, or has failed."""
+"""Tests of the health routes with an engine that hangs, cannot write its log, or has failed. Also tests the
+request log.
+"""
 
 import asyncio
 import errno
@@ -94,6 +96,8 @@ def test_a_dead_engine_thread_is_unhealthy(monkeypatch):
 
 
 def test_library_messages_are_not_shown():
+    """Clients get no text from a library's exception, which may contain secrets."""
+
     class Lost(SlowEcho):
         def collect(self):
             raise ExecutorLost("step 3 failed: RuntimeError: no device at 0x7f31, see /srv/secret")

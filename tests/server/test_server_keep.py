@@ -239,8 +239,8 @@ def a_batch(number, status="validating"):
 
 
 def test_the_number_of_batches_is_limited(tmp_path, monkeypatch):
-    """New batches are refused above MAX_LIVE_BATCHES. The oldest ended batches are deleted above
-    MAX_BATCHES.
+    """New batches are refused while MAX_LIVE_BATCHES batches have not ended. Above MAX_BATCHES, the oldest
+    ended batches are deleted.
     """
     monkeypatch.setattr(batches_module, "MAX_LIVE_BATCHES", 5)
     monkeypatch.setattr(batches_module, "MAX_BATCHES", 8)

@@ -77,6 +77,7 @@ def test_a_page_gets_past_and_new_events(one, monkeypatch):
 
 @pytest.mark.parametrize("path", ["/live/events", "/v1/responses/resp_looked_at?stream=true"])
 def test_the_head_of_a_stream_has_no_body(one, path):
+    """A HEAD call for a stream gets only the headers, and leaves no stream open."""
     server, _ = one
     if "responses" in path:
         server.call("/v1/responses", {"input": "a", "request_id": "looked_at"}, KEY)

@@ -1,5 +1,5 @@
-"""Tests that long work runs on threads and not on the event loop. Also tests `take_out`, which removes large
-media from a body before parsing.
+"""Tests that long work runs on threads and not on the event loop. Also tests how large media and token ids
+are removed from a body before parsing, how many values a body may have, and how a backlog is sent.
 """
 
 import asyncio
@@ -133,6 +133,7 @@ def test_a_text_that_looks_like_media_stays_a_text():
 
 
 def signs_outside(text):
+    """Count commas and opening brackets outside strings, with a regular expression."""
     return sum(map(re.sub(r'"(?:[^"\\]|\\.)*"', "", text).count, ",[{"))
 
 

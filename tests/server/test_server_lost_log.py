@@ -1,4 +1,6 @@
-"""Tests running and new calls when the log can no longer be written."""
+"""Tests that calls end with an error when the log can no longer be written, and succeed when the log is
+back.
+"""
 
 import errno
 import http.client

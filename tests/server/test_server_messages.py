@@ -124,6 +124,9 @@ def test_an_incomplete_call_has_an_empty_input(echo):
     ],
 )
 def test_the_input_of_a_call_is_what_the_model_wrote(arguments, kept):
+    """An object keeps the values that the model wrote. Other arguments, and too deeply nested objects, become
+    an empty object.
+    """
     choice = AccumulatedChoice(0, names=["f"], arguments=[[arguments]], finish_reason="stop")
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
     usage["completion_tokens_details"] = {"reasoning_tokens": 0}
@@ -253,6 +256,7 @@ def test_tokens_are_counted_as_a_message_has_them(echo):
 
 
 def test_base64_of_data_fields_leaves_the_body():
+    """Long base64 in a field `data` is removed from the body before parsing."""
     image, text = base64.b64encode(scene(1, size=(200, 200)) * 9).decode(), '{"data": "' + "x" * 40_000
     source = {"type": "base64", "media_type": "image/png", "data": image}
     body = asked([{"type": "text", "text": text}, {"type": "image", "source": source}])

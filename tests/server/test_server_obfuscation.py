@@ -1,4 +1,6 @@
-"""Tests stream_options.include_obfuscation, which pads each event to a multiple of 64 bytes."""
+"""Tests stream_options.include_obfuscation, which pads events with choices or deltas to multiples of 64
+bytes.
+"""
 
 import json
 

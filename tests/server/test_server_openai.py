@@ -60,10 +60,10 @@ def test_chat_and_its_stream_say_the_same(client):
     )
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == choice.message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    # The next call accepts the client's message object.
     said = client.chat.completions.create(
         model=NAME, messages=[*ASKS, choice.message, {"role": "user", "content": "And a star?"}]
     )
-    # The next call accepts the client's message object.
     assert said.usage.prompt_tokens > whole.usage.total_tokens
 
 

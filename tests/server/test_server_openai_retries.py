@@ -15,7 +15,9 @@ from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_f
 
 
 class Client(openai.OpenAI):
-    """A client that records the delay before each retry, but waits only 0.05 s."""
+    """A client that records the delay before each retry, but waits only 0.05 s. Calls `when_refused` before
+    each retry.
+    """
 
     def when_refused(self):
         pass
@@ -105,6 +107,7 @@ def test_permanent_errors_are_not_retried(client, monkeypatch):
 
 
 def test_keys_and_shares_have_their_classes(client, tmp_path):
+    """An unknown API key raises AuthenticationError."""
     (tmp_path / "keys").write_text("one\n")
     with served(key_file=tmp_path / "keys") as one:
         assert ask(client(one)).choices[0].message.content == "HI"

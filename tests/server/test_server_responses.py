@@ -140,6 +140,7 @@ def test_engine_errors_use_the_bodys_field_names(echo, given, fields, param):
 
 
 def test_unknown_model_and_running_request_id(echo):
+    """An unknown model and an invalid request id are refused."""
     assert echo.respond("a", model="x")[0] == 404
     assert echo.respond("a", request_id="a b")[2]["error"]["param"] == "request_id"
 
@@ -163,6 +164,7 @@ def test_a_failing_request_is_a_failed_response():
 
 
 def test_shutdown_does_not_end_a_response(tmp_path):
+    """The stream ends with an error event and not with response.failed, because the response is not over."""
     body = json.dumps({"input": "a" * 300, "stream": True, "request_id": "mine"}).encode()
     head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as one:

@@ -141,6 +141,7 @@ def test_reasoning_a_text_and_calls_are_items_of_their_own():
 
 
 def test_each_token_that_yields_text_has_its_event_with_the_bytes_of_all():
+    """A delta's logprobs include each token whose bytes form the delta's text."""
     stream, _ = told(news("é!".encode(), None, (), True), True)
     deltas = [event for name, event in named_events(stream.decode()) if name.endswith("text.delta")]
     assert [(each["delta"], len(each["logprobs"])) for each in deltas] == [("é", 2), ("!", 1)]

@@ -155,7 +155,7 @@ def test_a_response_continues_another_response(one):
         ("?stream=true&starting_after=a", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
-        ("/input_items?limit=0000000201009999", "limit"),  # Only the first digits would be a valid limit.
+        ("/input_items?limit=0000000201009999", "limit"),  # The first 8 digits alone would be valid.
         (f"/input_items?limit=000000001{'0' * 5000}", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=msg_none", "after"),

@@ -1,4 +1,4 @@
-"""Tests the options of `mmengine serve` from flags, files and the environment, and TLS."""
+"""Tests TLS, and the options of `mmengine serve` from flags, files and the environment."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Return a function that runs `mmengine serve` with fakes, and returns the settings."""
+    """Return a function that runs `mmengine serve` with fakes, and returns the values that the fakes got."""
     from mmengine.cli import serve
 
     kept = SimpleNamespace()

@@ -139,7 +139,7 @@ def test_a_body_during_shutdown_is_refused():
 
 
 def test_clients_during_shutdown_are_answered_by_the_next_server(monkeypatch):
-    """Another process listens on the same socket, so no connection is refused or reset."""
+    """The next server listens on the same socket, so no connection is refused or reset."""
     answers = []
 
     def ask():
@@ -184,6 +184,7 @@ def test_new_calls_during_shutdown_are_refused():
 
 
 def test_the_first_signal_limits_the_shutdown():
+    """The first signal starts the shutdown's time limit. A second signal does not restart the limit."""
     ends = []
     with served() as one:
         one.server.on_exit = lambda: ends.append("limited")

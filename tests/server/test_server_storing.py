@@ -109,6 +109,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
 
 
 def test_a_calls_input_counts_in_the_stores_limit(one):
+    """A call's input counts towards the limit for calls in memory that no client reads."""
     for number in range(3):
         call = {"input": [{"role": "user", "content": "x" * 100_000}, {"role": "user", "content": "a"}]}
         assert one.call(PATH, {**call, "request_id": f"large{number}"})[0] == 200

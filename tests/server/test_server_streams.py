@@ -96,6 +96,7 @@ def test_completions_with_several_prompts_echo_and_streams(slow):
 
 
 def test_a_stop_string_beside_a_form_ends_with_length(slow):
+    """A stop string that may cut structured output short gives the finish reason "length"."""
     answer = slow.chat("ab!cd", stop="!", structured_outputs={"regex": ".*"})[2]["choices"][0]
     assert answer["message"]["content"] == "AB"
     assert (answer["finish_reason"], answer["stop_reason"]) == ("length", "!")

@@ -51,7 +51,8 @@ def check(choice, prompt):
     for token, piece in pieces(choice):
         if "\ufffd" in token or token == piece:
             continue
-        # A decomposed letter may begin within the token, and the end-of-sequence token has no text.
+        # If two tokens share a letter and its marks, all of this text may belong to the second token. The
+        # end-of-sequence token has no text.
         assert token.startswith(unicodedata.normalize("NFC", piece)), (token, piece)
 
 

@@ -302,7 +302,9 @@ def test_the_example_loops(embedded):
 
 
 def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
-    """The content is the text before the stop string, followed by text that closes the structured output."""
+    """With on_truncation "close", text that completes the structured output follows the answer that a stop
+    string or max_tokens cut short. Without "close", the answer ends before the stop string.
+    """
     text = {"type": "text", "on_truncation": "close"}
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     of = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
