@@ -37,8 +37,8 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. A block's content includes `ahead` tokens after the block: 1 with a draft head, whose
-    KV for a token depends on the next token, else 0.
+    """The block pool. A block's content includes the first `ahead` tokens after the block. `ahead` is 1 with
+    a draft head, because the head's KV for a token depends on the next token. Otherwise `ahead` is 0.
     """
 
     def __init__(self, count, size, ahead, caching):

@@ -15,8 +15,8 @@ NAMES = ("a", "b", "c", None)
 
 
 def asked(folder, *, places, **more):
-    """Return the tokens of sixteen requests that use three adapters or none. At most `places` adapters are
-    loaded at a time.
+    """Return the tokens of sixteen requests. Each request uses one of three adapters, or none. At most
+    `places` adapters are loaded at a time.
     """
     requests = []
     for number in range(16):

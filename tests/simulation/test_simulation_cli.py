@@ -84,7 +84,9 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 
 
 def test_two_steps_in_flight(tmp_path):
-    """`--decisions` is refused, because its records describe consecutive steps."""
+    """A simulation with two steps in flight writes a log. `--decisions` is refused, because decision records
+    need steps that do not overlap.
+    """
     config = tmp_path / "two.json"
     config.write_text('{"max_in_flight": 2}')
     requests = tmp_path / "r.jsonl"

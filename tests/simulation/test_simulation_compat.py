@@ -116,8 +116,8 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
 
 
 def test_blocks_of_a_broken_request_are_kept(tmp_path):
-    """vLLM keeps the blocks, because the KV is right although a token breaks the grammar. Our rules drop the
-    blocks, as after NaN logits.
+    """vLLM keeps the blocks in the prefix cache, because the KV is right although a token breaks the grammar.
+    Our rules drop the blocks, as after NaN logits.
     """
     prompt = [["gen", "k", 17, 0]]
     requests = [

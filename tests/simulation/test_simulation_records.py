@@ -1,5 +1,5 @@
-"""Tests which differences between the records of two runs `first_difference` reports. Hard fields (decisions
-and tokens) are always compared, and soft fields (queues and free resources) only on request.
+"""Tests `first_difference`, which compares the records of two runs. Hard fields (decisions and tokens) are
+always compared, and soft fields (queues and free resources) only on request.
 """
 
 import pytest
