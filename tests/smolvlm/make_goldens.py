@@ -1,5 +1,5 @@
 """Writes video_goldens.json: the output of transformers' own video processing for the cases in
-video_cases.py.
+video_cases.py, and a hash of the number words from num2words.
 
     pip install --no-deps --target DIR torchvision==0.28.0 num2words==0.5.14 docopt==0.6.2
     PYTHONPATH=. python tests/smolvlm/make_goldens.py DIR

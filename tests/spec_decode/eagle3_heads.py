@@ -143,7 +143,7 @@ def angelslim():
 
 
 def speculators():
-    """Return a head in speculators' layout, with version 3.1's flags, its own embedding, and explicit layer
+    """Return a head in speculators' layout, with EAGLE 3.1's flags, its own embedding, and explicit layer
     ids.
     """
     g = _generator(3)

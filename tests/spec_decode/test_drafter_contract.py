@@ -31,7 +31,7 @@ MAKERS = {
 
 
 class Rows:
-    """A drafter, and rows with cyclic texts, which each drafter can continue."""
+    """The drafter under test, and rows with cyclic texts. All drafters can continue cyclic texts."""
 
     def __init__(self, make):
         self.texts = Texts(ROWS, WIDTH)

@@ -22,7 +22,7 @@ LENGTHS = (9, 1, 14, 3, 6)
 
 def prefilled(written, folder, compute, dtype=torch.float32):
     """Prefill rows, and return (head, rows, attention, z, carry). The attention has the rows' KV. `z` and
-    `carry` are each row's last outputs: `z` is the input of `logits`, and `carry` of the next pass.
+    `carry` are each row's last outputs: `logits` reads `z`, and the next pass reads `carry`.
     """
     head = load(written, folder, dtype)
     assert isinstance(head, NativeDraftHead) == (compute == "kernels")

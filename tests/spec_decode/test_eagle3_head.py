@@ -142,6 +142,7 @@ def test_tokens_are_target_ids(family, compute, tmp_path):
 
 
 def test_the_targets_embedding_is_not_stored(tmp_path):
+    """A head whose file repeats the target's embedding reads the target's copy."""
     written, target, ids = FAMILIES["speculators"](), FakeTarget(), torch.arange(TARGET.vocab_size)
     own = written.tensors["embed_tokens.weight"]
     head = load(written, tmp_path / "own", target=target)

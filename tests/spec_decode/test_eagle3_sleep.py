@@ -53,8 +53,8 @@ class Watched(Heard):
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
 def test_drafts_after_a_pause_equal_drafts_without(at_once, caching):
-    """Two requests share each image. The second request needs states that the first request's row must
-    process first.
+    """Two requests share each image. With prefix caching, the second request's drafts depend on the first
+    request's deferred states for the shared blocks.
     """
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}
