@@ -153,7 +153,6 @@ def an_end_is_lost_on_the_way(patch: pytest.MonkeyPatch) -> None:
 
 FAILED_PARTS = Night(PARTS, patches=4, fail_at=(30, 60, 90))
 GRAMMARS = Night(grammars=0.4)
-FAILED_PARTS = Night(PARTS, patches=4, fail_at=(30, 60, 90))
 ENCODER = Night({"encoder_budget": 10}, images=0.9)
 BOTH = {**DRAFTS, "max_in_flight": 2}
 BUGS = (
