@@ -4,10 +4,10 @@
 #   benchmarks/gpu.sh              under 9 minutes; writes results/gpu_<device>.json after every part, and .md last
 #   benchmarks/gpu.sh --dry-run    the same code on the CPU, with few small inputs; writes nothing
 #
-# Needs Python 3.11 or newer with torch (PYTHON=… names the interpreter); mmengine need not be installed. Missing
-# packages are installed from the wheels in the ignored folder .whl, which gpu_bring.py fills on a machine with a
-# network. Prebuilt FlashInfer kernels are taken from .whl/aot/<module>/<module>.so; otherwise compiling them takes
-# some of the nine minutes. Without FlashInfer, Triton and torch compute everything.
+# Needs Python 3.11 or newer with torch (PYTHON=… names the interpreter); mmengine need not be installed. All wheels in
+# the ignored folder .whl are installed for this run; gpu_bring.py fills the folder on a machine with a network.
+# Prebuilt FlashInfer kernels are taken from .whl/aot/<module>/<module>.so; otherwise compiling them takes some of the
+# nine minutes. Without FlashInfer, Triton and torch compute everything.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
