@@ -34,7 +34,7 @@ def native() -> tuple[types.ModuleType, types.ModuleType]:
     package.__path__ = [str(HERE / "mmengine")]
     sys.modules.setdefault("mmengine", package)
     sys.path.insert(0, str(HERE))
-    from mmengine.native import cache, compile  # Needs the substitute package.
+    from mmengine.native import cache, compile  # This import needs the substitute package.
 
     return compile, cache
 

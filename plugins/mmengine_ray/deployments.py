@@ -191,7 +191,7 @@ async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -
 
 
 def replica_deployment(settings: RaySettings) -> Application:
-    """Return an application that has only the replicas, without an ingress."""
+    """Return an application that has only the replicas, for an ingress outside Serve."""
     scaled = settings.max_replicas > settings.replicas
     count: dict[str, object] = {"num_replicas": settings.replicas}
     if scaled:

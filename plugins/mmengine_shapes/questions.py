@@ -3,9 +3,9 @@
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
 Every function returns a dict from task name to (question, answer) pairs. A task's list is empty if the scene
-does not fit the task. Questions have a random wording with `rng`, otherwise the task's first wording. Answers
-state a shape's position before its other properties, so that the model can look the properties up by
-position.
+does not fit the task. Questions have a random wording with `rng`, otherwise the task's first wording.
+Descriptions state a shape's position before its other properties, so that the model can look the properties
+up by position.
 """
 
 import json

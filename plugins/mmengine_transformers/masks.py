@@ -60,11 +60,11 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 
 
 def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
-    """Raise ModelError if transformers' cache and a layer's attention have different windows.
+    """Raise ModelError if transformers' cache has a window for a layer, and the layer's attention has no
+    window or a different window.
 
     The cache always follows the config's window. Some models' masks and attention calls ignore this window,
-    for example Moshi's. A cache window that is at least as long as the model's longest row is
-    ignored.
+    for example Moshi's. A cache window that is at least as long as the model's longest row is ignored.
     """
     text = text_config(parts.model.config)
     longest = int(getattr(text, "max_position_embeddings", None) or 0)

@@ -59,8 +59,8 @@ def specs_of(scheduler: VllmObject) -> list[VllmObject]:
 def block_groups_of(scheduler: VllmObject) -> tuple[BlockGroup, ...]:
     """Return the setting `block_groups` for several KV groups, in vLLM's order.
 
-    Returns () if there is only one group, if mmengine does not support a group, if vLLM uses lookahead slots,
-    EAGLE or a retention interval, or if the KV pool is too small for the longest request.
+    Returns () if there is only one group, if mmengine does not support the groups, if vLLM uses lookahead
+    slots, EAGLE or a retention interval, or if the KV pool is too small for the longest request.
     """
     specs = specs_of(scheduler)
     windows = [_window(spec, scheduler.block_size) for spec in specs]

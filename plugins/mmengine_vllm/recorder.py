@@ -312,7 +312,7 @@ class Recorder:
         return found
 
     def _ended(self, step: Step, scheduler: VllmObject) -> list[tuple[int, VllmObject]]:
-        """Return (index in the step, request) for each request that `update_from_output` ended, in order."""
+        """Return (index in the step, request) for requests that `update_from_output` ended, in step order."""
         live, known = scheduler.requests, self.requests
         if scheduler.connector is not None:  # the connector keeps ended requests until their blocks are sent
             return [

@@ -6,7 +6,7 @@ from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import Result, Step
 
 PART = 32  # number of names in a chunk; chunks are compared as a whole
-MOST_LEFT = 1000  # about how many requests in no recent step RunnerOrder remembers
+MOST_LEFT = 1000  # RunnerOrder remembers about this many requests that are in no recent step.
 
 
 class RunnerOrder:

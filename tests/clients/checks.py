@@ -109,7 +109,7 @@ def outcome_of(function):
 def full_queue():
     """Fill the small server's queue, and empty the queue once the server has refused a call.
 
-    The server accepts two calls, so none of the streams is refused itself.
+    Two streams fill the queue, because the server accepts two calls. A third stream would be refused itself.
     """
     leaving = threading.Event()
     streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(2)]

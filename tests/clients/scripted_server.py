@@ -18,7 +18,7 @@ EDITED = "note-edited"
 
 
 class Script(EchoProcessor):
-    """A processor that returns the next scripted answer as the prompt. SaysPrompt answers with it."""
+    """A processor that returns the next scripted answer as the prompt. SaysPrompt repeats the prompt."""
 
     def __init__(self, agent: Agent, work: str):
         self._agent, self._work = agent, work

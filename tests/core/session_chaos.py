@@ -45,7 +45,7 @@ class SessionChaos(Chaos):
         self.core = EngineCore(self.config, executor, sink=self.sink, clock=self.clock)
         self.live, self.ended, self.compiling, self.last = {}, [], [], None
         self.grown: dict[str, Grown] = {}
-        self.asked: dict[str, tuple[str, Grown]] = {}  # request id -> (session id, its contents)
+        self.asked: dict[str, tuple[str, Grown]] = {}  # request id -> (session id, the session's contents)
 
     def arrive(self) -> None:
         drawn = self.rng.random()

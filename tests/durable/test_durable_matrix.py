@@ -52,7 +52,8 @@ def test_killed_at_random_instants_with_a_model(tmp_path):
     with matrix(tmp_path, "embedded") as one:
         one.round()
         for _ in range(10):
-            one.round(at_random(one, chance, 0.8, 2.6))  # within 3.4 s, a fast machine's time for a round
+            # The delays add up to at most 3.4 s, in which a fast machine answers all calls.
+            one.round(at_random(one, chance, 0.8, 2.6))
         one.end()
     tell("at random, with a model", one, check_log(tmp_path), time.monotonic() - begun)
     check_open(one, 30)

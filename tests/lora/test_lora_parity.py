@@ -78,7 +78,7 @@ def test_tokens_equal_peft(made, tmp_path, name):
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_an_image_encoded_in_parts_reads_its_adapter_once(made, tmp_path, monkeypatch):
     """The adapter is read for the image's first part, and again when the row is admitted. In between, the
-    device drops the adapter, because no row uses it.
+    device drops the adapter, because only a row's admission adds an adapter to the pool.
     """
     folder, adapters, wanted = made
     load, read = AdapterStore._load, []

@@ -58,8 +58,8 @@ class RowMatcher:
     """The grammar state of a row.
 
     `said` has the row's tokens since the grammar started. `pending_start` detects the tokens that start the
-    grammar; None after the start. `own` is the matcher for the grammar `compiled`. `_leader` is the matcher
-    that consumes new tokens: a draft grammar's matcher, or `own`.
+    grammar; None after the start. `own` is the matcher for the grammar `compiled`. In rows without masks,
+    new tokens go to `_leader`: a draft grammar's matcher, or `own`.
     """
 
     __slots__ = (

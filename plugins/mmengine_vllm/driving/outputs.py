@@ -27,8 +27,9 @@ class OutputMaker:
     """Makes EngineCoreOutputs. `requests`: vLLM's live requests, by id. `num_cached`: number of cached prompt
     tokens at each request's first admission, by id.
 
-    Most outputs contain only an id and a token. Only some steps need more work: steps with a request's first
-    or last output, logprobs, trace headers, a client other than the first, or aborted requests.
+    Most outputs contain only an id and a token. A step needs more work if a request ended or may have been
+    aborted. More work is also needed while any request has no output so far, asks for logprobs, has trace
+    headers, or belongs to a client other than the first.
     """
 
     def __init__(self, requests: dict[str, VllmObject], num_cached: dict[str, int]):
