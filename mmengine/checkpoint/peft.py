@@ -29,7 +29,7 @@ MAX_CONFIG_BYTES = 2**20  # Limit for adapter_config.json; a typical file has ab
 MAX_RANK = 512
 MAX_TENSORS = 20_000  # Limit for tensors in an adapter; all linear layers of a 64-layer model need 900.
 MAX_PATTERNS = 4096  # Limit for the entries of alpha_pattern and of rank_pattern.
-PADDED = 16  # In memory, the rows of A and of B are padded to multiples of this number.
+PADDED = 16  # In memory, A and B are padded with rows to a multiple of this number of rows.
 # Fields for unsupported PEFT features. Null, false and empty values count as absent.
 _REFUSED = (
     *("use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters"),

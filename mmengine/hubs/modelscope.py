@@ -114,8 +114,8 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether the hub has the model but not the requested revision. False if no revision was
-        requested.
+        """Return whether the hub has the model but not the requested revision. Returns False if no
+        revision was requested.
         """
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")

@@ -1,7 +1,8 @@
 """Finds the plugin for a model by the model's architecture.
 
 Plugins are entry points in the group `mmengine.models`, including mmengine's own plugins. A fallback plugin,
-which runs transformers' modules, serves architectures that no other plugin supports.
+which runs transformers' modules, serves architectures that no other plugin supports, and folders whose config
+the architecture's plugin refuses.
 """
 
 from functools import lru_cache

@@ -85,7 +85,7 @@ def step_text(line: "StepLine") -> str:
 
 
 def life_table(lines: list["RequestEvent"], *, with_wall: bool = False) -> Table:
-    """Return a request's events as a table. A run of steps that only decode one token each is one row."""
+    """Return a request's events as a table. A long run of steps that each decode one token is one row."""
     table = Table("step", *(["time"] if with_wall else []), "ms", "event", "what")
     for group in _decode_runs(lines):
         first, last = group[0], group[-1]

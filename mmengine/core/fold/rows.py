@@ -157,7 +157,8 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks.
 
     Rows with only one new full block, without media, salt or adapter in the block's hash (`plain_from`), are
-    processed together, which is faster. All other rows are processed one by one.
+    processed together, which is faster. All other rows are processed one by one. If there are other rows and
+    `fills_in_row_order` is set, all rows are processed one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:

@@ -5,8 +5,8 @@ Block stores, and routers that read KV events, identify a block by
 
     digest(block) = BLAKE2b-128(the previous block's digest | its tokens | its extra)
 
-`extra`, the result of `block_extras`, identifies the media embeddings in the block and, in the first block,
-the tenant's salt and the adapter.
+`extra`, the result of `block_extras`, identifies the media embeddings in the block with their positions
+and, in the first block, the tenant's salt and the adapter.
 """
 
 import hashlib

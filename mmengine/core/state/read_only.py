@@ -107,7 +107,7 @@ class RequestView(ReadOnly):
 
 class RequestsByRow(Protocol):
     """The type for `State.requests_by_row`: the request in each row. The type leaves out None, the value in a
-    row without a request.
+    row without a request, because callers never read such rows.
     """
 
     @overload

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.container import InputContainer
     from av.packet import Packet
 
-_OTHERS = "mpeg,mpegts"  # Formats that `container_format` does not recognise.
+_OTHERS = "mpeg,mpegts"  # Allowed formats that `container_format` does not recognise.
 # Limit the time that a crafted file can cost: ignore an AVI's OpenDML index and all chapters, and limit
 # FFmpeg's own index to 128 KiB for each stream.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}

@@ -46,7 +46,8 @@ struct Row {
   // The offset of a head's values in q and in the result.
   int64_t place(int head, int64_t stride) const { return query_of(head) * stride + (int64_t)head_of(head) * d; }
 
-  // Returns the index of the first token that the row sees in the span at `at`, rounded down to a multiple of kTokens.
+  // Returns the index, counted from `at`, of the first token that the row sees in the span at `at`, rounded down to a
+  // multiple of kTokens.
   int first_place(int at) const { return first[0] > at ? (first[0] - at) / kTokens * kTokens : 0; }
 
   // Sets `k` to the keys of the span that starts at `at`, and returns the span's number of tokens. `k` is padded at
