@@ -23,7 +23,7 @@ class RepetitionWatcher:
         # [rows, P], number of matches at which an answer ends; 0: the period is not checked
         self._needed = np.zeros((max_rows, 0), np.int32)
         self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
-        # whether a preempted or resumed request's answer had repeated itself before this admission
+        # whether the answer had repeated itself before this admission, for example before a preemption
         self.has_repeated = np.zeros(max_rows, bool)
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
@@ -43,7 +43,7 @@ class RepetitionWatcher:
             equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
             runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
             self._matches[row, period - 1] = runs[-1]
-            # If a resumed request's answer had repeated itself, the row only completes its grammar.
+            # If the answer repeated itself before this admission, the row only completes its grammar.
             is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
             self.has_repeated[row] |= is_found.any()
 

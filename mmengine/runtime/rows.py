@@ -124,8 +124,8 @@ class RowColumns:
             self.repetitions.admit(row, request, admission.token_ids)
 
     def has_repeated(self, row: int) -> bool:
-        """Return whether a preempted or resumed request's answer had repeated itself before this admission.
-        The row then only completes the answer, as the request's grammar allows.
+        """Return whether the answer had repeated itself before this admission, for example before a
+        preemption. The row then only completes the answer, as the request's grammar allows.
         """
         return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 

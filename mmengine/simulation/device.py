@@ -42,7 +42,7 @@ def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
 
     An item is in `plan.encode` only in the step with its last part. For an earlier part, the result is the
     part's share of the embeddings. For the last part, `plan.encode` already counts the whole item. The result
-    is then negative, and removes the earlier parts' shares.
+    is then 0 or negative, and removes the earlier parts' shares.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share

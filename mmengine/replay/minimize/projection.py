@@ -40,8 +40,8 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A record, split by row. `rows`: the record's row numbers, intp. `owners`: the id of each row's
-    request; for PREEMPTED, the id of the request in row `for_row`; () if unknown. `shares`: the columns by
-    field name.
+    request; for PREEMPTED, the id of the request in row `for_row`; () for EXECUTED and for records that are
+    not split. `shares`: the columns by field name.
     """
 
     record: Record

@@ -22,7 +22,7 @@ from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import BEFORE, DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
-# Maximum time between two consecutive observations that the scheduler saw together.
+# Maximum time between two consecutive observations of a step that the scheduler saw together.
 TOGETHER_NS = 1_000_000
 CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")

@@ -30,7 +30,8 @@ FORM_WORKERS = 2  # two, because a large schema takes seconds and would delay ot
 TEXT_WORKERS = 2  # two, so that a long text does not delay short texts
 URL_WORKERS = 1  # the thread finds a prompt's URLs and begins to fetch them
 CLOSE_S = 2.0  # how long `close` waits for running preparations, in seconds
-STANDSTILL_S = 30.0  # if a prompt without media waits longer for a thread, the engine is "not ready"
+# Seconds. If a prompt without media waits longer for a thread, the engine is "not ready".
+STANDSTILL_S = 30.0
 
 
 class PreparationBacklog(NamedTuple):

@@ -1,4 +1,4 @@
-"""AsyncEngine's sessions: growing prompts, about which many callers ask questions.
+"""AsyncEngine's sessions: prompts to which many callers append content, and about which they ask questions.
 
 Example:
 

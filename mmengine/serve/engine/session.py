@@ -1,4 +1,4 @@
-"""Sessions of an `Engine`: growing prompts, about which callers ask questions.
+"""Sessions of an `Engine`: prompts to which callers append content, and about which they ask questions.
 
     with engine.session(system="You watch a door.") as session:
         for seconds, picture in camera:

@@ -283,8 +283,8 @@ DEFAULT_OPTIONS = Options()
 def _check_ends(sampling: SamplingParams) -> None:
     """Raise InvalidRequest for options that conflict with a grammar.
 
-    Options that change where an answer ends conflict, because the grammar alone determines the end. Options
-    that exclude tokens conflict, because they might exclude every token that the grammar allows.
+    `stop_token_ids`, `ignore_eos` and `min_tokens` conflict, because the grammar determines the answer's
+    end. Options that exclude tokens conflict, because they might exclude every token that the grammar allows.
     """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):

@@ -92,8 +92,8 @@ class Backend(Protocol):
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
         """Return tokens for the text of `token_ids` without its end `behind`, which a stop string cut off.
 
-        After `behind`, `token_ids` may still have the bytes of an incomplete character. Returns None if no
-        tokens have the shorter text.
+        After `behind`, `token_ids` may still have the bytes of an incomplete character. Returns None if the
+        text does not contain `behind`, or if no tokens have the shorter text.
         """
 
 

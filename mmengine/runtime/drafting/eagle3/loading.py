@@ -20,7 +20,8 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # the head's and the target's embeddings are compared in parts of this many rows
+# The head's and the target's embeddings are compared in parts of this many rows, to save memory.
+_COMPARED_ROWS = 4096
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
