@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_240_000, help="default: makes about a million steps")
     parser.add_argument("--log", type=Path, help="log to read, which a run of this program wrote")
     parser.add_argument("--cache", type=Path, help="folder of the saved states (default: a temporary one)")
-    parser.add_argument("--seeks", type=int, default=100, help="seeks in a row of the table (default 100)")
+    parser.add_argument(
+        "--seeks", type=int, default=100, help="number of seeks for each row in the table (default 100)"
+    )
     parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
     parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
 Steps = list[list[tuple[int, int]]]  # for each step: (row, number of tokens) pairs
-DRAFTED = 4  # number of last tokens per row: decoded one per step, or verified together as drafts
+DRAFTED = 4  # each row's last tokens, which are decoded one per step or verified together as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
@@ -37,7 +37,7 @@ def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
     is_sound = bool(wanted.isfinite().all()) and float(wanted.std()) > 1e-3
     without = _said(names, [_num_different(one, usual) for one in others], sum(lengths))
     return Verdict(
-        "bits beside those alone",
+        "equal bits, batched or alone",
         _said(names, differ, sum(lengths)),
         is_sound and not any(differ),
         [f"without batch_invariant: {without}"],
@@ -93,4 +93,4 @@ def _num_different(one: torch.Tensor, other: torch.Tensor) -> int:
 
 def _said(names: Sequence[str], differ: Sequence[int], count: int) -> str:
     parts = ", ".join(f"{number} {name}" for name, number in zip(names, differ, strict=True))
-    return f"of {count} tokens other: {parts}"
+    return f"{count} tokens, different: {parts}"

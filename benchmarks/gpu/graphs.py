@@ -82,7 +82,7 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
     sizes = encoder_sizes(most_embeds, model.spec.merge_size)
     encoder = model.capturable_encoder(sizes[-1])
     if encoder is None:
-        raise ConfigError("images of any sizes cannot be attended in one call")
+        raise ConfigError("the device has no attention kernel for images of different sizes")
     graphs, rng, gaps = EncoderGraphs(encoder, sizes, recorder), np.random.default_rng(5), []
     # Smaller calls follow larger calls, so that the buffers contain stale data.
     for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):

@@ -115,7 +115,7 @@ def bits(tell: PartReporter) -> None:
     try:
         tell.check(compare_bits(tell.device, _dtype(tell), tell.dry))
     except ConfigError as error:
-        tell.skip("bits beside those alone", str(error))
+        tell.skip("equal bits, batched or alone", str(error))
 
 
 def captured(tell: PartReporter) -> None:
@@ -137,7 +137,7 @@ def wide(tell: PartReporter) -> None:
     for num_heads in (4, 8):
         verdict, how = compare_wide(tell.device, _dtype(tell), num_heads, 3 if tell.dry else 24)
         tell.check(verdict)
-        tell.fact(f"answers of {num_heads} heads by", how)
+        tell.fact(f"backend and graph counts, {num_heads} heads", how)
 
 
 def tests(tell: PartReporter) -> None:

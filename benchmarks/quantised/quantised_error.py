@@ -129,7 +129,9 @@ def log_probabilities(
         said.clear()
         engine.generate([Prompt(token_ids=token_ids)], max_tokens=1, prompt_logprobs=0)
         found = torch.cat(said)
-        assert len(found) == len(token_ids), "expected one per token: the sampled one, and all but the first"
+        assert len(found) == len(token_ids), (
+            "logits must have a row for the sampled token and for each prompt token but the first"
+        )
         return found[1:].log_softmax(1), engine.built.spec.weights_held
 
 

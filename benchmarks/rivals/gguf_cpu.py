@@ -51,7 +51,8 @@ def main(
     shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(models.SHAPES)}.")] = None,
     sources: Annotated[Path, typer.Option(help="llama.cpp's sources, for --shape.")] = models.CONVERTERS,
     scratch: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the files made (default: none).")
+        Path | None,
+        typer.Option(help="Folder in which the created files are kept (default: files are deleted)."),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads for both engines; 0: one per CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,

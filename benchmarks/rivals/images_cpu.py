@@ -53,7 +53,8 @@ def main(
     libraries: Annotated[Path, typer.Option(help="The folder with libllama and libmtmd.")] = LIBRARIES,
     sources: Annotated[Path, typer.Option(help="llama.cpp's sources.")] = models.CONVERTERS,
     scratch: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the files made (default: none).")
+        Path | None,
+        typer.Option(help="Folder in which the created files are kept (default: files are deleted)."),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads for both engines; 0: one per CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 1,

@@ -7,8 +7,8 @@ python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute, 
 Each engine runs in a separate process (benchmarks/rivals/*_side.py). Engines with the same number of bits per
 weight take turns with the same prompts and threads, in a random order each round. Each figure is the median
 over rounds. The times of the other engines cover only the model's forward on fixed tokens. mmengine's times
-cover whole engine steps, including events and sampling. Each run adds its results to build/rivals/found.json;
-the tables show all results in found.json.
+cover whole engine steps, including events and sampling. Unless --out is "-", a run adds its results to
+build/rivals/found.json, and the tables show all results in that file.
 """
 
 import json

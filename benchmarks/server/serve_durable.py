@@ -68,7 +68,7 @@ def _served(folder: Path, parts: list[Which], quick: bool) -> Part:
     from benchmarks.server.processes import serving
 
     found = Part()
-    for name, model in (("0.4 B, bfloat16", cached_folder()), ("embedded", None)):
+    for name, model in (("0.4 B, bfloat16", cached_folder()), ("included checkpoint", None)):
         with serving(model) as plain, serving(model, folder / name) as kept:
             servers = dict(zip(SIDES, (plain, kept), strict=True))
             if Which.STREAMS in parts:
@@ -80,8 +80,12 @@ def _served(folder: Path, parts: list[Which], quick: bool) -> Part:
 
 
 def _rates(name: str, servers: dict[str, "Running"], tokens: int, rounds: int, is_wanted: bool) -> Part:
-    rates = Table(f"{STREAMS} streams of {tokens} tokens, {name}: tokens a second", ("", *SIDES, "lost", "±"))
-    costs = Table(f"The same, CPU of the server: microseconds a token, {name}", ("", *SIDES, "more", "±"))
+    rates = Table(
+        f"{STREAMS} streams of {tokens} tokens, {name}: tokens per second", ("", *SIDES, "lost", "±")
+    )
+    costs = Table(
+        f"CPU time of the server in µs per token, the same streams, {name}", ("", *SIDES, "more", "±")
+    )
     targets, start = [], 0
     for kind, is_response in KINDS.items():
         found = compared(servers, rounds, tokens, start, is_response)
@@ -114,7 +118,9 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
         figures = (f"{median(times[side]):.2f}" for side in SIDES)
         table.rows.append((kind, *figures, f"{median(later):.2f}", f"{error_of(later):.2f}"))
         targets.append(
-            Target(f"ms to the first token more, {kind}, {name}", median(later), WANTED_FIRST_MS, most=True)
+            Target(
+                f"additional ms to the first token, {kind}, {name}", median(later), WANTED_FIRST_MS, most=True
+            )
         )
     return Part([table], targets)
 
@@ -125,18 +131,21 @@ def _costs(log: Path, quick: bool) -> Part:
 
     rounds, requests = (4, 128) if quick else (200, 128)
     found = kept_costs(log, rounds, requests)
-    table = Table("A request of one token, embedded: CPU microseconds", ("", "median"))
+    table = Table("CPU time per request with one output token, included checkpoint, µs", ("", "median"))
     table.rows = [(name, f"{median(each):.0f}") for name, each in found.items()]
-    more = Table("What a request costs more, CPU microseconds", ("", "median", "±"))
+    more = Table("Additional CPU time per request, µs", ("", "median", "±"))
     targets = []
     for name, (side, than) in {**ENVELOPES, **STORED}.items():
         each = [one - other for one, other in zip(found[side], found[than], strict=True)]
         more.rows.append((name, f"{median(each):.0f}", f"{error_of(each):.0f}"))
         if name in STORED:
-            targets.append(Target(f"CPU us a request, {name}", median(each), WANTED_US, most=True))
+            targets.append(
+                Target(f"additional CPU time per request in µs, {name}", median(each), WANTED_US, most=True)
+            )
     more.notes.append(
-        f"All threads of the serving process, with its writes; {rounds} rounds of twice {requests} requests "
-        f"a side, {AT_ONCE} at once. Without an envelope the log holds the engine's events only."
+        f"CPU time of all threads of the serving process, including writes. In each of {rounds} rounds, "
+        f"every variant serves {requests} requests twice, {AT_ONCE} at once. An envelope is the caller's "
+        "data; without envelopes the log holds only the engine's events."
     )
     return Part([table, more], targets)
 

@@ -107,7 +107,7 @@ def measure(rounds: int) -> tuple[list[Table], list[Target]]:
         alone.rows.append((f"{vocab:,}", f"{spent:,.0f}", f"{share:.2f}"))
         targets.append(Target(f"% of a step, dense masks over {vocab:,} tokens", share, SHARE, most=True))
     alone.notes.append(
-        "Masks allow nine tokens in ten. A step is one without confidences, of the table above."
+        "Masks allow nine tokens in ten. The share is relative to the median step without confidences above."
     )
     return [steps, alone], targets
 

@@ -44,7 +44,7 @@ ALLOWANCE = 1.1  # maximum ratio of our time to the bare library's
 OURS, BARE = "mmengine", "llguidance"
 MIXED = f"{NUM_ROWS} rows of many schemas, at different places"
 ALIKE = f"{NUM_ROWS} rows of one schema, at different places"
-SAME = f"{NUM_ROWS} rows of one schema, together at each place, which is new"
+SAME = f"{NUM_ROWS} rows of one schema, all at the same position for the first time"
 
 
 def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:

@@ -40,8 +40,8 @@ def broken_ends(state: State) -> Iterator[str]:
         if not state.requests_by_row[row].request.is_prefill:
             count = int(state.num_tokens[row] + state.num_pending[row])
             yield (
-                f"the step computes row {row} of request {_name(state, row)}, which ends by length with the "
-                f"{count} tokens that it has or gets from steps in flight"
+                f"the step computes row {row} of request {_name(state, row)}, but this request reaches "
+                f"its length limit with {count} tokens, including the tokens from steps in flight"
             )
 
 
@@ -58,7 +58,7 @@ def broken_overlap(state: State) -> Iterator[str]:
             "continues depends on a step in flight"
         )
     if state.verifies and state.scheduled_drafts[state.flights[-1].rows].any():
-        yield "the step was decided while the step before verifies drafts, whose number it depends on"
+        yield "the step was decided while the step before verifies drafts, but depends on the number accepted"
 
 
 def broken_chunks(state: State) -> Iterator[str]:

@@ -86,7 +86,7 @@ def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
     documents = {} if given is None else check_mapping(where, given)
     for uri in documents:
         if not isinstance(uri, str) or len(uri) > MAX_URI:
-            raise InvalidRequest(f"{FIELD} has names of at most {MAX_URI} characters", path=where)
+            raise InvalidRequest(f"{FIELD} must have keys (URIs) of at most {MAX_URI} characters", path=where)
         check_unicode(where, uri)
     return documents
 
