@@ -103,7 +103,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
 
 
 def test_our_names_cannot_be_taken(registry, install_stranger):
-    # A third-party plugin with the name of a mmengine plugin is ignored.
+    # A third-party plugin with the name of an mmengine plugin is ignored.
     ours = [point.name for point in registry._own.values()]
     before = [registry.load(name) for name in ours if name != "xgrammar"]
     known = registry.names()  # Includes names that other tests in this process registered.
@@ -115,7 +115,7 @@ def test_our_names_cannot_be_taken(registry, install_stranger):
 
 
 def test_what_is_missing_of_ours_is_told_with_the_extra_to_install():
-    # A mmengine plugin needs a package from an extra that is not installed.
+    # An mmengine plugin needs a package from an extra that is not installed.
     registry = Registry(
         "mmengine.tests", "grammar_backend", own={"a": "no_such_module:A [xgrammar]", "b": "re:sub"}
     )

@@ -1,5 +1,6 @@
 """Tests the log tools on logs with sessions: verify, why, redact, playback and minimize. A session holds its
-blocks between requests by a lease, until another request needs the blocks.
+blocks between requests by a lease. The session loses blocks if another request needs them, or above the limit
+for all leases.
 """
 
 import sys

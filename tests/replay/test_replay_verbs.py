@@ -53,9 +53,9 @@ def runs(tmp_path_factory):
 
 
 def mutated(records: list[Record], rng: random.Random) -> list[Record]:
-    """Return a log's records with random changes. Some logs get wrong decisions with values in the valid
-    ranges. In all other logs, up to four records are spoiled, dropped, repeated or swapped. Half of these
-    other logs also get an unknown decision version.
+    """Return a log's records with random changes. Some logs get wrong decisions with plausible values. In all
+    other logs, up to four records are spoiled, dropped, repeated or swapped. Half of these other logs also
+    get an unknown decision version.
     """
     records = list(records)
     if rng.random() < 0.4:

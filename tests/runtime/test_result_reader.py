@@ -1,5 +1,5 @@
-"""Tests that drafts do not change an answer's tokens, logprobs and end, and that NaN in a draft affects at
-most the draft's row.
+"""Tests that drafts change neither an answer's tokens, logprobs and end, nor the token at which a row with
+NaN fails. NaN in a draft affects at most the draft's row.
 """
 
 import numpy as np

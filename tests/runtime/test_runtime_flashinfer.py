@@ -144,8 +144,8 @@ def partial_bytes(bucket, spec, multiprocessors):
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    # FlashInfer's decode wrapper plans as if a row could have any number of queries, so each row except the
-    # first may add a tile.
+    # FlashInfer's decode wrapper has no uniform_q_len. It plans as if a row could have any number of queries,
+    # so each row except the first may add a tile.
     if bucket.query_len == 1:
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)

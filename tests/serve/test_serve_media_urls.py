@@ -1,6 +1,6 @@
 """Tests prompts with media by URL: which URLs are found, when they may be fetched, and that answers are the
-same as for the media's bytes. Also tests limits, errors in a batch's lines, a resume without the network, and
-cancelled fetches.
+same as for the media's bytes. Also tests limits, when fetched bytes are released, errors in a batch's lines,
+a resume without the network, and cancelled fetches.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Tests AnswerRecord: the first reader takes outputs from the stream, and later readers from the record."""
+"""Tests AnswerRecord: a single reader takes outputs from the stream. When a second reader joins, both read
+the record.
+"""
 
 import asyncio
 from functools import partial

@@ -33,7 +33,7 @@ MAX_MODEL_LEN = 160_000
 
 
 def text_of(num_chars: int, number: int = 0) -> str:
-    """Return a text with `num_chars` characters or slightly more, in which no two lines are equal."""
+    """Return a text with about `num_chars` characters, in which no two lines are equal."""
     lines, size = [], 0
     while size < num_chars:
         k = number * 7919 + len(lines)

@@ -375,7 +375,8 @@ def test_no_program_of_a_client_hides_a_package_that_it_imports():
 
 
 def test_the_page_has_the_commands_that_were_run():
-    # docs/how-to/agents.md has each agent's version, flags and environment variables.
+    # docs/how-to/agents.md has each agent's version, flags and environment variables, except variables that
+    # turn off telemetry and updates.
     page = (ROOT / "docs" / "how-to" / "agents.md").read_text()
     for agent in AGENTS:
         assert re.search(rf"`{agent.package}`\) \| {re.escape(agent.version)} \|", page), agent.package

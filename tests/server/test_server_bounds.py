@@ -253,7 +253,8 @@ def test_a_key_is_limited_to_its_share_of_body_bytes(key_file):
 
 
 def test_ids_of_different_keys_never_meet(key_file, tmp_path):
-    # Two API keys may use the same request id at the same time, because the log prefixes ids with the owner.
+    # Two API keys may use the same request id at the same time, because the server puts the key's owner in
+    # front of the id.
     limits = {"key_file": key_file, "engine_options": {"log": tmp_path / "log"}}
     with served(executor_class=Lasting, config=LONG_CONTEXT, **limits) as one:
         body = {"messages": [{"role": "user", "content": "a" * 200}], "stream": True, "request_id": "mine"}

@@ -41,7 +41,8 @@ def test_field_tables_are_complete_without_duplicates():
 
 
 def test_settings_have_flags_and_flags_have_settings():
-    # Each setting except served_model_names has a flag with the same default.
+    # Each setting except served_model_names has a flag. The defaults of limits and media are the same, unless
+    # a flag's default is None.
     values = {field.name: field.default for group in (Limits, Media) for field in fields(group)}
     values = {name: value for name, value in values.items() if value is not None}
     defaults = ServerSettings()

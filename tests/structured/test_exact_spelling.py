@@ -1,5 +1,5 @@
-"""Tests that forced text is generated unchanged, also text that the tokenizer would normalise or that Lark
-cannot spell.
+"""Tests that forced text is generated unchanged, also text that the tokenizer would normalise or that a
+Lark grammar cannot contain literally.
 """
 
 import json
