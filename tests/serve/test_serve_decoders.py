@@ -52,7 +52,7 @@ def test_times_reach_the_process_and_come_back(decoders):
 
 
 def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
-    # A decoder process is kept after a refusal, has a lower priority, and sees no environment variables.
+    # A decoder process is kept after a refusal, has a lower priority, and sees few environment variables.
     monkeypatch.setenv("A_SECRET", "x")
     first = decoders(media("rows 1024"))
     assert first.grid[1] == process_of(decoders) != os.getpid()
