@@ -1,4 +1,4 @@
-"""Optional dependencies: which modules belong to which extra of pyproject.toml, and how to install them."""
+"""Optional dependencies: the modules in pyproject.toml's extra `engine`, and commands that install extras."""
 
 # Import names of the packages in the extra `engine`. Log commands, replay and simulation run without these
 # packages.

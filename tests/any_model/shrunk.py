@@ -1,5 +1,6 @@
-"""Checks architectures without a test factory. Text models with small sizes generate tokens. Models with
-media are checked without weights, because running them requires a processor.
+"""Checks transformers' architectures that have no test factory (factories.py). Text models are built with
+small sizes, and generate tokens. Models with media are only checked without weights, because running them
+requires a processor.
 """
 
 import tempfile

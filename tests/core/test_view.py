@@ -11,8 +11,8 @@ from mmengine.core.state.digest import state_digest
 from mmengine.core.state.view import View
 from tests.core.small_engine import Bench, image, request
 
-# The writes in `view_types.py` that the view refuses at run time. Lines with a remark ("a list", "a request")
-# are left out, because only mypy refuses their writes.
+# The writes in `view_types.py` that the view refuses at run time. Writes with a second comment ("# a list",
+# "# a request") are left out, because only mypy refuses them.
 _TYPES = Path(__file__).with_name("view_types.py").read_text()
 WRITES = re.findall(r"^    (.+?)  # type: ignore$", _TYPES, re.MULTILINE)
 

@@ -23,8 +23,8 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """Call `run` for each part in parallel, and return the results. Each part has its own log, because each
-    new process recovers all earlier calls in the log that no client has claimed.
+    """Call `run` for each part in parallel, and return the results. Each part has its own log. In a single
+    log, each new process would recover more and more calls that no client has claimed.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
@@ -47,12 +47,12 @@ def test_killed_at_random_instants(tmp_path):
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
-    """Use the package's checkpoint, images, structured answers, tools, and ordinary server processes."""
+    """The included checkpoint answers calls with images, schemas and tools. No engine process is forked."""
     chance, begun = seeded(20), time.monotonic()
     with matrix(tmp_path, "embedded") as one:
         one.round()
         for _ in range(10):
-            # The delays add up to at most 3.4 s, in which a fast machine answers all calls.
+            # The delays before the two kills are at most 3.4 s, in which a fast machine answers all calls.
             one.round(at_random(one, chance, 0.8, 2.6))
         one.end()
     tell("at random, with a model", one, check_log(tmp_path), time.monotonic() - begun)
@@ -99,7 +99,7 @@ def test_killed_before_and_after_each_kind_of_write(tmp_path):
     rounds = paired(first, second, calm[-1], behind[-1])
     chance.shuffle(rounds)
     reached = side_by_side(tmp_path, [rounds[part::PARTS] for part in range(PARTS)], tried)
-    told = ("anew", first, of_first), ("behind a death", second, of_second)
+    told = ("first process", first, of_first), ("resuming process", second, of_second)
     for (what, points, of_kinds), by_part in zip(told, zip(*reached, strict=True), strict=True):
         missed = set(points).difference(*by_part)
         for where, (some, count) in of_kinds.items():

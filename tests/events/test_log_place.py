@@ -23,7 +23,7 @@ def test_a_lost_folder_stalls_the_log_until_it_is_back(tmp_path, monkeypatch, wh
     moved.rename(elsewhere)
     assert "was removed, moved or unmounted" in writer.stalled and str(folder) in writer.stalled
     writer.append(ev.Failed("during"), 1, 0)
-    assert not writer.commit(), "no other process would find the record"
+    assert not writer.commit(), "commit must fail, because the record would not be in `folder`"
     if what == "folder":
         folder.mkdir()
         (folder / "lock").touch()

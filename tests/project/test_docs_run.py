@@ -1,5 +1,5 @@
-"""Tests that code blocks in the documents run, in a folder with a small log. For each other block,
-test_doc_blocks.py names the test, or the reason why no test runs the block.
+"""Runs code blocks from the documents in a folder with a small log. test_doc_blocks.py names the test for
+each other block, or the reason why no test runs the block.
 """
 
 import io

@@ -192,8 +192,8 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
 
 
 def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
-    """If a failed rank cannot replay the step either, all ranks lose the group, because the other ranks wait
-    in the replay.
+    """A rank whose step fails replays the step's graph without rows. If this fails, too, all ranks lose the
+    group, because the other ranks wait in their replays.
     """
 
     def failing(group):
@@ -238,7 +238,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
         return agreed
 
     def doing(group):
-        passes = iter(range(6))  # the second bucket has three passes
+        passes = iter(range(6))  # numbers of the second bucket's passes, at most three
 
         def prepare(bucket):
             if where == "begin" and group.rank and bucket == Bucket(2, 1):

@@ -169,7 +169,7 @@ def test_a_retry_continues_the_last_processs_call(left):
         assert server.call(CHAT, asked("x" * 150))[0] == 200  # A call without the retry header is a new call.
         first = server.call(CHAT, asked("x" * 150), RETRY)[2]
         assert server.call(CHAT, asked("x" * 150), RETRY)[2]["id"] != first["id"], (
-            "a call is repeated only once"
+            "the second retry must start a new call"
         )
         assert message(server.call(CHAT, asked("y" * 150), RETRY)[2]) == "Y" * 150
         names = [first["id"]]

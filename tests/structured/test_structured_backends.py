@@ -203,7 +203,8 @@ def test_rows_follow_their_grammars(backend):
         {*b"0123456789", TOKENS.index(b"00")},
     ]
     assert rows.advance([2, 5], [[ord("b")], [ord("7")]]) == ({0: 1}, {})
-    rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))  # The row was preempted.
+    # Row 2's request was preempted, and another preempted request resumes in row 2.
+    rows.admit(2, request("count"), np.array([1, 2, ord("1"), ord("2")], np.int32))
     assert rows.advance([2], [[ord("3")]]) == ({0: 1}, {})
     complete, errors = rows.advance([5], [[ord("x")]])
     assert complete == {} and errors[0].startswith("its grammar cannot continue: ")

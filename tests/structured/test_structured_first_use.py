@@ -1,4 +1,6 @@
-"""Test that several threads of a new process can decode a request's types concurrently."""
+"""Test that several threads can decode tool calls at the same time, although no thread in this process has
+decoded tool calls before.
+"""
 
 import subprocess
 import sys

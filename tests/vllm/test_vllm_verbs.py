@@ -20,8 +20,9 @@ HERE = Path(__file__).parent
 FOLDERS = [HERE / "recordings", HERE / "recordings" / "faults", HERE.parents[0] / "replay" / "recordings"]
 LOGS = {log.name: log for folder in FOLDERS for log in sorted(folder.iterdir()) if any(log.glob("*.mmlog*"))}
 SMALL = ["priority_victim", "double_free", "encoder_reference"]
-# Exit codes: 0 success, 1 a refusal with a reason, 2 wrong arguments, 3 a divergence or a partly read log,
-# 5 decisions that were not derived, 6 no answer or a truncated log, 13 and 14 a log without an end.
+# Exit codes: 0 success; 1 any other error; 2 wrong arguments; 3 a divergence, or a decision that cannot be
+# applied; 5 `verify` did not derive the decisions; 6 a truncated log, or `rerun` cannot answer; 13 and 14 a
+# log without an end.
 CODES = {0, 1, 2, 3, 5, 6, 13, 14}
 NUM_MUTANTS, NUM_SOAKED = 100, 2000  # number of damaged logs for each kind of damage
 VERBS = {

@@ -31,8 +31,8 @@ def keep_states(view: View) -> ev.StatesKept | None:
 
 
 def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, n) for each due state: the row's state after its first n tokens. A state is left out if
-    its block's content is not recorded or already has a kept state.
+    """Return (row, n) for each due state: the row's state after its first n tokens. A state is left out
+    if the contents of the block that ends with token n are not recorded, or already have a kept state.
     """
     size, every = view.block_size, view.config.snapshot_every
     wanted, seen = list[tuple[int, int]](), set[int]()

@@ -36,7 +36,7 @@ Block = Table | Text
 def shortened(table: Table, most: int = MAX_ROWS) -> Table:
     """Return the table with at most `most` rows, and a note that says how many rows are missing."""
     if len(table.rows) > most:
-        more = f"{len(table.rows) - most} more rows; add all to show them"
+        more = f'{len(table.rows) - most} more rows; add the word "all" to show them'
         table.note = f"{table.note}; {more}" if table.note else more
         table.rows = table.rows[:most]
     return table

@@ -149,7 +149,9 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
             pieces.append(_split(state, record))
             num_cells += pieces[-1].num_cells
             if num_cells > MAX_CELLS:
-                raise LogError(f"the log in {folder} is too large to remove requests from its decisions")
+                raise LogError(
+                    f"the log in {folder} is too large: minimizing it needs more than a GB of memory"
+                )
             watcher.check_decision(record.event)
             if watcher.broken is not None:
                 failure = _broken_by(state, record.event)
@@ -214,7 +216,9 @@ class RecordedProbe:
         return None if found is None else found.failure
 
     def test(self, failure: Failure) -> TestParts:
-        title = f"The build that wrote this log broke the rule {failure.kind}: serve its requests again."
+        title = (
+            f"The log's decisions break the rule {failure.kind}. The installed build must decide otherwise."
+        )
         imports = "from mmengine.replay import replay_failure\n"
         kind = "any" if failure.kind == FOLD else failure.kind
         return TestParts(failure.kind, title, imports, _BODY.format(kind=kind))

@@ -14,7 +14,7 @@ from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 # request arrives during the step. BEFORE: a request is being prepared during the step, and arrives shortly
 # after the step.
 PLAIN, DURING, BEFORE = range(3)
-MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
+MIN_DELAYED = 20  # Delays are fitted only to at least this many steps.
 PER_OCTAVE = 2  # Number of step classes for each doubling of the step size.
 DECODE = KINDS.index("decode")
 SLOWNESS_STEPS = 32  # The machine's slowness is a median over this many consecutive steps.

@@ -69,7 +69,8 @@ def _arguments(where: FieldPath, given: object) -> dict[str, object]:
             given = json.loads(given)
         except (ValueError, RecursionError):
             raise InvalidRequest(
-                f"{FIELD} is not JSON; send the arguments unchanged, and no call that was cut", path=where
+                f"{FIELD} is not JSON; send the arguments unchanged, and leave out incomplete calls",
+                path=where,
             ) from None
     if not isinstance(given, Mapping):
         raise InvalidRequest(

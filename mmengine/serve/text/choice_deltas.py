@@ -101,9 +101,9 @@ class ChoiceDeltas:
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
-        # Not `grammar.after`, which `Reasoning.settle` sets only in a copy.
+        # Not `grammar.after`: `Reasoning.settle` sets this field only in the engine's copy.
         self._after = reasoning.end if reasoning.is_open else ()
-        self._confidences: list[TokenConfidence] = []  # for the last tokens in `_tokens`
+        self._confidences: list[TokenConfidence] = []  # entries for the last tokens in `_tokens`
         self._tokens: list[int] = []  # all tokens, if the request asks for confidences
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open

@@ -69,5 +69,5 @@ class AnswerWriter:
 async def log_store_errors(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
-    except MMEngineError as error:  # The next process deletes the data.
-        operator_log.warning("the store keeps data of a refused response", reason=str(error))
+    except MMEngineError as error:  # The next server process tries again.
+        operator_log.warning("input of a refused response not deleted", reason=str(error))

@@ -31,7 +31,7 @@ RESPONSES = (
     Field("json_schema", "refused", _FORM),
     Field("verbosity", "refused", "use text.verbosity"),
     Field("reasoning_effort", "refused", "use reasoning.effort"),
-    Field("logprobs", "refused", "use include message.output_text.logprobs", (False,)),
+    Field("logprobs", "refused", 'use include: ["message.output_text.logprobs"]', (False,)),
     Field("max_tokens", "refused", _LENGTH),
     Field("max_completion_tokens", "refused", _LENGTH),
     Field("max_new_tokens", "refused", _LENGTH),

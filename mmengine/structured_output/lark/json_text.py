@@ -1,8 +1,8 @@
 r"""Converts a Lark grammar for texts to a grammar for JSON strings whose values match the Lark grammar.
 
-A custom tool's input is a JSON string and needs the converted grammar. Each character in a rule is replaced
-by its only allowed spelling in JSON, for example a newline by `\n`. The converted grammar is split into new
-lexemes, because several spellings begin with a backslash.
+The model writes a custom tool's input as a JSON string. The grammar is converted, so that this string's value
+matches the Lark grammar. The converted grammar allows a single spelling per character, for example only `\n`
+for a newline. Its lexemes are chosen anew, because several spellings begin with a backslash.
 """
 
 import json

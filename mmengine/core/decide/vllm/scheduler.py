@@ -1,9 +1,9 @@
 """A scheduler with vLLM's rules: schedules running rows one after the other, then admits waiting requests.
 
-If blocks run out, a step has three events. SCHEDULED covers the rows before the first row that lacks blocks.
-PREEMPTED frees blocks for this row. A second SCHEDULED covers the remaining rows. EVICTED records encoder
-outputs that were evicted for a chunk that then could not be scheduled. The rules follow vLLM 0.33, except
-where vLLM is known to hang. versions.py reproduces single versions exactly.
+If blocks run out, a step has several events. SCHEDULED covers the rows before the first row that lacks
+blocks. PREEMPTED frees blocks for this row. Another SCHEDULED covers the remaining rows. In any step, EVICTED
+records encoder outputs that were evicted for a chunk that then could not be scheduled. The rules follow vLLM
+0.33, except where vLLM is known to hang. versions.py reproduces single versions exactly.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,9 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """A scheduling decision's encoder work, by vLLM's rules. `is_patient`: whether a row waits until the
-    image or video that its drafter reads next can be encoded. A row that runs alone does not wait.
+    """A scheduling decision's encoder work, by vLLM's rules. `is_patient`: whether a row computes nothing
+    while the image or video that its drafter reads next cannot be encoded. A row that runs alone does not
+    wait.
     """
 
     def __init__(self, view: View, *, is_patient: bool = True):
@@ -82,8 +83,8 @@ class VllmAdmission(Admission):
         return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
-        """Return the next admission event. Skips a preempted request while steps in flight compute tokens
-        that the request will get.
+        """Return the next admission event. Skips a preempted request until it has got its tokens from
+        steps in flight, unless these tokens are dropped.
         """
         if len(view.running) >= view.config.max_num_seqs:
             return None

@@ -13,7 +13,7 @@ namespace mm {
 namespace {
 
 constexpr int kMostPairs = 4096;    // most (token, expert) pairs computed at a time; bounds the scratch memory
-constexpr int64_t kSmall = 100000;  // fewer values are computed in one thread
+constexpr int64_t kSmall = 100000;  // a loop over fewer values runs in one thread
 
 // The (token, expert) pairs of a chunk of tokens, in two orders: by token, and by expert.
 struct Pairs {

@@ -16,11 +16,11 @@ extern "C" {
 #endif
 
 typedef struct {
-  int32_t count, top_k;  // top_k up to count
+  int32_t count, top_k;  // number of experts; number of experts per token, at most `count`
   int32_t norm_top_k;    // whether a token's expert probabilities are divided by their sum
   mm_linear router;      // [count, hidden]
-  // The first expert's layers, without biases. Each next expert's packed weights begin mm_linear_bytes later. gate_up
-  // is packed with half = n / 2 (linear/linear.h).
+  // The first expert's layers, without biases. Its packed weights are followed by the other experts', mm_linear_bytes
+  // for each. gate_up contains gate's rows, then up's rows, and is packed with half = n / 2 (mm_linear_pack).
   mm_linear gate_up, down;
   mm_linear shared_gate_up, shared_down;  // n = 0: no shared expert
   mm_linear shared_gate;  // [1, hidden]

@@ -147,7 +147,7 @@ class OwnLog {
   cut(/** @type {Table | Lines} */ block, /** @type {boolean} */ isWhole) {
     const most = this.log.most_rows;
     if ("lines" in block || isWhole || block.rows.length <= most) return block;
-    const more = `${block.rows.length - most} more rows; add all to show them`;
+    const more = `${block.rows.length - most} more rows; add the word "all" to show them`;
     return { ...block, rows: block.rows.slice(0, most), note: block.note ? `${block.note}; ${more}` : more };
   }
 

@@ -211,8 +211,8 @@ class HeadDrafter:
         """Borrow stored states for rows in `lacks`, and return which rows could borrow, bool [n].
 
         The states belong to other rows with the same prefix blocks. Only rows that may have drafts
-        (`selected`) borrow. If another row reads its states for a block in this step, these states are not
-        lent, and the row that lacks them drafts only from the next step on.
+        (`selected`) borrow. If another row reads or borrows states for the same blocks in this step, a row
+        does not borrow, and gets drafts in the next step at the earliest.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
