@@ -65,6 +65,7 @@ def main(
     known: dict[str, Found] = json.loads(rows.read_text()) if rows and rows.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = scratch or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         given = list(files or ())
         if given:
             given += _requantised(given[0], requantise or (), libraries, folder)

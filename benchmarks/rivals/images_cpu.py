@@ -70,6 +70,7 @@ def main(
     known: dict[str, Found] = json.loads(rows.read_text()) if rows and rows.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = scratch or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         for kind in projector or ["F16"]:
             files = models.make_image_gguf(shape, folder, sources, libraries, kind)
             found = known.setdefault(f"{shape}, projector in {kind}, {side} x {side}", {})

@@ -45,10 +45,7 @@ def test_results_equal_pythons_matcher():
     source, budget, seen = random.Random(3), MatchBudget(10**9), [0, 0]
     while sum(seen) < 3000:
         text = source.choice(["", "^"]) + pattern(source, 4) + source.choice(["", "$"])
-        try:
-            regex = parse_pattern(text).regex
-        except PatternError:  # Its repetitions can match in too many ways.
-            continue
+        regex = parse_pattern(text).regex
         for _ in range(3):
             name = "".join(source.choice("aabbc1é\n.-]\U0001f600 x") for _ in range(source.randint(0, 8)))
             expected = re.fullmatch(regex, name) is not None
