@@ -70,7 +70,7 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.max_model_len < 2 or self.num_blocks < 2:
             raise ConfigError(
                 f"max_model_len {self.max_model_len} and num_blocks {self.num_blocks} must both be at least "
-                "2: one prompt token and one more, one block and the dummy"
+                "2: a prompt token and an answer token; a block and the dummy block"
             )
         if not self.encoder_cache_size:
             raise ConfigError("encoder_cache_size is not set; set it to a number of embeddings")

@@ -75,7 +75,7 @@ def chat(options: ChatOptions, model: Model, media: MediaUrls) -> None:
     name = options.first or model.model
     config = model.config(keeps_media=True, kept_of_log=[])
     media_options = media.media_options()
-    with loading(name or "the embedded checkpoint") as progress:
+    with loading(name or "the included checkpoint") as progress:
         with weights_reported_to(progress):
             engine = Engine(
                 replace(model, model=name).source,

@@ -104,7 +104,7 @@ def embed(what: Inputs, model: Model, media: MediaUrls) -> None:
             print(f"mmengine: {len(listed) - len(missing)} of {len(listed)} vectors exist", file=sys.stderr)
         if missing:
             config = model.config(keeps_media=False, kept_of_log=[])
-            with loading(model.model or "the embedded checkpoint") as progress:
+            with loading(model.model or "the included checkpoint") as progress:
                 with weights_reported_to(progress):
                     engine = Engine(model.model, config=config, device=model.device, dtype=model.dtype)
                 progress.loaded(engine.built)

@@ -41,7 +41,7 @@ def env(
         "CPU kernels": _kernels(),
         "quantised weights": _quantised(),
         "model plugins": _plugins(),
-        "embedded checkpoint": _checkpoint(),
+        "included checkpoint": _checkpoint(),
         "clash": clash() or "none",
     }
     if json_output:

@@ -106,7 +106,7 @@ def load_engine(
     if resume is not None:
         cause = supervisor.ended_by()
         resume = replace(resume, mode=files.recovery, force=files.force_resume, cause=cause)
-    with loading(model.model or "the embedded checkpoint", quiet=not tells) as progress:
+    with loading(model.model or "the included checkpoint", quiet=not tells) as progress:
         with weights_reported_to(progress):
             engine = Engine(
                 model.source,
@@ -241,7 +241,7 @@ def model_text(model: str | None) -> str:
     if model is not None:
         return f"mmengine: {model} answers."
     return (
-        "mmengine: the embedded checkpoint answers, a demo model that knows only pictures of shapes; name "
+        "mmengine: the included checkpoint answers, a demo model that knows only pictures of shapes; name "
         "another with --model."
     )
 

@@ -199,7 +199,7 @@ def _answer(
     health_socket = _listen_for_health(settings) if heartbeats is None else None
     with bound:
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
-        with loading(model.model or "the embedded checkpoint") as progress:
+        with loading(model.model or "the included checkpoint") as progress:
             from mmengine.server.chat.media_fetch import make_media_fetcher
             from mmengine.server.lifecycle.lifecycle import run  # Lazy: torch
             from mmengine.server.lifecycle.lifecycle import serve as serve_engine

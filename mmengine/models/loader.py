@@ -113,16 +113,16 @@ def _embedded_folder() -> Path:
     points = {point.value: point for point in all_points if point.name == DEFAULT_CHECKPOINT}
     if not points:
         raise ModelError(
-            "no embedded checkpoint is installed (no entry point "
+            "the included checkpoint is not installed (no entry point "
             f'"{DEFAULT_CHECKPOINT}" in the group "{CHECKPOINT_GROUP}"); name a model folder or a hub id'
         )
     if len(points) > 1:
-        raise ModelError(f"several embedded checkpoints are installed: {', '.join(sorted(points))}")
+        raise ModelError(f"several packages provide the included checkpoint: {', '.join(sorted(points))}")
     value, point = points.popitem()
     try:
         folder = Path(point.load()())
     except Exception as error:  # A function in another package may raise any exception.
-        raise ModelError(f"the embedded checkpoint ({value}) does not load: {error}") from error
+        raise ModelError(f"the included checkpoint ({value}) does not load: {error}") from error
     if not (folder / "config.json").is_file():
-        raise ModelError(f"the embedded checkpoint is missing from {folder}; install mmengine again")
+        raise ModelError(f"the included checkpoint is missing from {folder}; install mmengine again")
     return folder

@@ -152,7 +152,7 @@ class History:
         elif name in self._lengths:
             self._break(DELIVERIES, f"the answer of request {name!r} is delivered, but it has not ended")
         elif self._begins:
-            text = f"an answer of request {name!r} is delivered, but the request has none that is undelivered"
+            text = f"an answer of request {name!r} is delivered, but the request has no undelivered answer"
             self._break(DELIVERIES, text)
 
     def _break(self, name: str, text: str) -> None:

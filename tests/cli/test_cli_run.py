@@ -127,7 +127,7 @@ def test_a_terminal_shows_model_and_prompt_progress(call, monkeypatch):
     small = ("--set", "token_budget=16", "--set", "max_num_seqs=4")
     assert call("run", "one two three four " * 30, "--max-tokens", 1, *small)[0] == 0, terminal.getvalue()
     said = terminal.getvalue()
-    assert "loading the embedded checkpoint" in said and "KV pool of" in said and "prompt" in said
+    assert "loading the included checkpoint" in said and "KV pool of" in said and "prompt" in said
 
 
 def test_a_picture_by_url_gets_the_answer_of_its_file(call, picture, monkeypatch):
@@ -305,7 +305,7 @@ def test_env_describes_this_machine(call):
     code, printed = call("env", "--json")
     facts = json.loads(printed.out)
     assert code == 0 and "Qwen3VLForConditionalGeneration" in facts["model plugins"]
-    assert facts["embedded checkpoint"].endswith("MB)") and facts["attention"] and facts["GPUs"]
+    assert facts["included checkpoint"].endswith("MB)") and facts["attention"] and facts["GPUs"]
     assert facts["torch"] == metadata.version("torch")
     assert facts["attention torch"] == "usable on any device"
     assert call("env")[1].out.splitlines()[0].split() == ["mmengine-vl", facts["mmengine-vl"]]

@@ -115,7 +115,7 @@ def test_the_failing_request_is_found_and_the_others_continue(folder, how, capfd
     events = [record.event for record in LogReader(folder / "log")]
     failed, recovered = (sum(isinstance(e, kind) for e in events) for kind in (ev.Failed, ev.Recovered))
     assert failed == recovered <= 4, (
-        "the failing request is isolated in at most four restarts: with five rows, two, one, and one again"
+        "the failing request is found in at most four failed steps: with five rows, two, one, and this one"
     )
     report = verify(folder / "log")
     assert report.ok and not report.unfinished

@@ -33,7 +33,9 @@ def test_as_many_adapters_as_there_are_places():
     for number, tag in enumerate((1, 2, 3, 1)):
         engine.submit(request(f"{number}", 5, adapter=adapter(tag)))
     engine.submit(request("none", 5))
-    assert admitted(engine.step()) == ["0", "1", "3", "none"], "3 has no place"
+    assert admitted(engine.step()) == ["0", "1", "3", "none"], (
+        "request 2 waits, because adapter 3 has no place"
+    )
     engine.run()
     assert engine.ends.keys() == {"0", "1", "2", "3", "none"}
 

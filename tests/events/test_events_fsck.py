@@ -156,7 +156,7 @@ def test_each_defect_is_named(log, wrong):
     kind, text = WRONG[wrong]
     assert report.findings[0].kind == kind and text in report.findings[0].text
     assert report.exit_code == KINDS[kind] and "\n" not in report.findings[0].text
-    assert len(report.findings) == 1 + (wrong is newer_type), "a record of a newer type also hides the footer"
+    assert len(report.findings) == 1 + (wrong is newer_type), "`newer_type` also removes the footer"
 
 
 def test_every_kind_has_a_code_of_its_own():

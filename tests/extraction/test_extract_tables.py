@@ -344,7 +344,7 @@ def test_the_page_has_the_least_certain_rows_first(tmp_path):
     page = (tmp_path / "a.html").read_text()
     shown = [part.partition("</bdi>")[0] for part in page.split("<h2><bdi>")[1:]]
     assert shown[:3] == ["1.png", f"{count}.png", f"{count - 1}.png"]
-    assert f"the page has the {MAX_ROWS} least certain" in page
+    assert f"the page shows only {MAX_ROWS} rows" in page
 
 
 def test_documents_are_found_in_order_without_work_folders(tmp_path):

@@ -175,7 +175,7 @@ def test_nothing_named_means_the_embedded_checkpoint(install, tmp_path):
     with pytest.raises(ModelError, match="is missing from"):
         loader.resolve_folder(None)
     install("")
-    with pytest.raises(ModelError, match="no embedded checkpoint is installed"):
+    with pytest.raises(ModelError, match="the included checkpoint is not installed"):
         loader.resolve_folder(None)
 
 

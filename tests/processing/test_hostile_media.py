@@ -28,7 +28,7 @@ REFUSED = {  # Files that are refused before a library opens them.
     "bmp_lines": "a run-length coded BMP of 8000 x 8000 pixels, more than 4194304",
 }
 REFUSED_WHILE_READ = {
-    "mkv_blocks": "or 1024 out of order",
+    "mkv_blocks": "more than 1024 keyframes",
     "gif_canvas": "more than 67108864 pixels would have to be",
 }
 

@@ -306,7 +306,7 @@ def test_a_batch_line_is_found_by_its_custom_id(tmp_path):
     log = run(tmp_path / "log", asked)
     assert find_requests(log, "row 1") == [f"{KEY}batch_a-0", f"{KEY}batch_a-1"]
     assert find_requests(log, "batch_req_a-1") == [f"{KEY}batch_a-1"]
-    with pytest.raises(LogError, match="near ids: row 1; mmengine log show"):
+    with pytest.raises(LogError, match="similar ids: row 1; mmengine log show"):
         find_requests(log, "row 2")
 
 
@@ -314,7 +314,7 @@ def test_an_unknown_id_names_near_ids(tmp_path):
     log = run(tmp_path / "log", [request("long-name-1", 20), request(f"{KEY}other", 20)])
     assert find_requests(log, "chatcmpl-other") == [f"{KEY}other"]
     for given in ("long-nama-1", "chatcmpl-long-nam", "name-1"):
-        with pytest.raises(LogError, match="near ids: long-name-1; mmengine log show"):
+        with pytest.raises(LogError, match="similar ids: long-name-1; mmengine log show"):
             find_requests(log, given)
     with pytest.raises(LogError, match="this id; mmengine log show"):
         find_requests(log, "zzz")

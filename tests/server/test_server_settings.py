@@ -286,7 +286,7 @@ def test_tls_files_are_checked_before_a_model_is_loaded(certificates, started):
         assert ran.returncode == 2 and says in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="as tests of the command are")
+@pytest.mark.skipif(sys.platform != "linux", reason="`mmengine serve` is tested only on Linux")
 def test_invalid_values_in_a_file_are_reported(tmp_path):
     for text, says in (
         ("port: many\n", "port"),

@@ -238,5 +238,5 @@ def test_a_narrower_language_is_noted() -> None:
     assert note.keyword == "oneOf" and note.pointer == "#/oneOf" and "more narrowly" in note.text
     assert not normalize_schema({"not": {"type": "string"}}).narrow
     assert not normalize_schema({"oneOf": [texts, {**texts, "prefixItems": [True]}]}).narrow, (
-        "only the first item can tell"
+        "only the first item can violate the first schema and match the second"
     )

@@ -60,7 +60,9 @@ def test_narrower_enforcement_is_not_exact() -> None:
         report = check_schema(schema, bounds=Bounds.off())
         assert report.verdict == "approximated" and report.approximations
     first = {"oneOf": [texts, {**texts, "prefixItems": [True]}]}
-    assert check_schema(first, bounds=Bounds.off()).verdict == "exact", "only its first item can tell"
+    assert check_schema(first, bounds=Bounds.off()).verdict == "exact", (
+        "only the first item makes a difference"
+    )
 
 
 def test_every_format_is_exact_or_noted_as_narrower() -> None:

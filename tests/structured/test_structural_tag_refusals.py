@@ -62,7 +62,10 @@ def tags(*structures, triggers=("<f",), **others):
         (tags(one(), triggers=["<f", "<g"]), "triggers[1], '<g', starts no structure; leave it out"),
         (tags(one(), one(begin="<g>")), "structures[1].begin, '<g>', starts with none of the triggers"),
         (tags(one(), one(begin="x<f>")), "structures[1].begin, 'x<f>', starts with none of the triggers"),
-        (tags(one(), one()), "structures[0].begin, '<f>', also begins structures[1]: which of them is meant"),
+        (
+            tags(one(), one()),
+            "structures[0].begin, '<f>', also begins structures[1], so an answer could mean either",
+        ),
         (tags(one(begin="<fg>h"), one(begin="<f")), "structures[1].begin, '<f', also begins structures[0]"),
         (
             tags(one(schema={"type": "number"}, end="")),

@@ -22,7 +22,9 @@ def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: C
     embedding size. Raises ModelError for a missing or damaged file, and for another model's projector.
     """
     if not path.is_file():
-        raise ModelError(f"there is no projector {path}; give a GGUF file that is on this machine, or none")
+        raise ModelError(
+            f'there is no projector {path}; give a GGUF file on this machine, or the word "none"'
+        )
     container = open_container(path)
     values, fields = container.metadata, container.fields
     if (kind := values.get("general.architecture")) != PROJECTOR:

@@ -288,7 +288,10 @@ def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
     yield "columns", ", ".join(found.columns)
     rows = [f"{name} (row {row})" if row >= 0 else f"{name} (waits)" for name, row in found.requests]
     more = f" and {len(rows) - MAX_REQUESTS} more" if len(rows) > MAX_REQUESTS else ""
-    yield "requests", ", ".join(rows[:MAX_REQUESTS]) + more or "none alone, or others are live"
+    yield (
+        "requests",
+        ", ".join(rows[:MAX_REQUESTS]) + more or "no single request differs, or different requests are live",
+    )
 
 
 def _input(record: "Record", found: "Divergence", decode: "Decode | None") -> tuple[str, str]:

@@ -264,6 +264,6 @@ class _Order:
             self._last[packet.stream_index] = packet.pts
         if self._packets > MAX_SAMPLES or self._backward > MAX_BACKWARD:
             raise InvalidMedia(
-                f"{self._where} has more than {MAX_SAMPLES} packets, or {MAX_BACKWARD} out of order; cut it "
-                "shorter, or write it anew"
+                f"{self._where} has more than {MAX_SAMPLES} packets, or more than {MAX_BACKWARD} keyframes "
+                "with an earlier time than the preceding keyframe; cut the video, or encode it again"
             )

@@ -36,10 +36,10 @@ def likely_rule(found: Difference, logged: Outcome, derived: Outcome, view: View
             )
         case "tables" | "blocks":
             return (
-                "blocks come from the front of the free queue; a freed request returns blocks without a hash "
-                "to the front and hashed blocks, the last first, to the back"
+                "blocks are taken from the front of the free queue; when a request frees its blocks, those "
+                "without a hash go to the front, and hashed blocks go to the back, the last block first"
             )
-    return "an encoder output is evicted only to make room, the one that was unreferenced longest first"
+    return "encoder outputs are evicted only if space is needed, the longest unreferenced output first"
 
 
 def _admission(logged: Outcome, derived: Outcome, view: View, waiting: list[str]) -> str:
@@ -47,8 +47,8 @@ def _admission(logged: Outcome, derived: Outcome, view: View, waiting: list[str]
     missed = [name for name in derived.admitted if name not in logged.admitted]
     if missed and not extra:
         return (
-            f"{missed[0]} waits, a place in max_num_seqs, tokens of the budget and blocks for its prompt are "
-            "left, so the rules admit it"
+            f"max_num_seqs, the token budget and the free blocks leave room for {missed[0]}, so the rules "
+            "admit this request"
         )
     if extra and derived.preempted:
         return "a call that preempts admits no waiting request"

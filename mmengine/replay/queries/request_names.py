@@ -79,7 +79,7 @@ def no_request(folder: Path, names: list[str], given: str) -> LogError:
             f"no request in {folder} has made this tool call; mmengine log show {folder} lists the requests"
         )
     near = _near(names[-MAX_COMPARED:], given)
-    advice = f"near ids: {', '.join(near)}; " if near else ""
+    advice = f"similar ids: {', '.join(near)}; " if near else ""
     return LogError(
         f"no request in {folder} has this id; {advice}mmengine log show {folder} lists the requests"
     )

@@ -131,7 +131,7 @@ function reasonOf(/** @type {Data} */ data, /** @type {number} */ segment, /** @
     behind: `behind ${ahead}`,
     "in flight": "its last token is still in flight",
     "gave way": "was preempted in this step",
-    "preempting step": "nobody starts in a step that preempts",
+    "preempting step": "no request starts in a step that preempts",
     "prefill first": "prompts go first",
   };
   return sentences[kind] ?? kind;

@@ -72,7 +72,9 @@ def _head(counts: Counter[str], num_shown: int) -> str:
     total = sum(counts.values())
     summary = f"{total:,} rows: " + ", ".join(f"{counts[name]:,} {name}" for name in STATUSES if counts[name])
     if num_shown < total:
-        summary += f"; the page has the {num_shown:,} least certain rows"
+        summary += (
+            f"; the page shows only {num_shown:,} rows: first errors, then invalid and uncertain answers"
+        )
     html = (here / "review.html").read_text(encoding="utf-8")
     for name, text in (("{POLICY}", policy), ("<!--STYLE-->", style), ("<!--SUMMARY-->", summary)):
         html = html.replace(name, text)

@@ -166,7 +166,7 @@ def _with_revision(model: Any, revision: Any) -> Any:
         return name
     known = parse_name(name) if isinstance(name, str) and not Path(name).expanduser().exists() else None
     if known is None:
-        shown = "the embedded checkpoint" if name is None else f"{str(name)[:100]!r}, which is no hub id,"
+        shown = "the included checkpoint" if name is None else f"{str(name)[:100]!r}, which is no hub id,"
         raise ConfigError(f"revision={revision!r:.80}: {shown} has no revisions; leave revision out")
     if known.revision not in (None, revision):
         raise ConfigError(f"model {str(name)[:200]!r} and revision={revision!r:.80} name different revisions")

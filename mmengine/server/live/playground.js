@@ -113,7 +113,7 @@ class Playground {
       this.keep(turns, question, answer);
       const usage = await this.read(response, answer);
       const marked = await this.mark(name, answer);
-      note.textContent = `${formatCount(usage?.completion_tokens ?? 0)} tokens behind ${formatCount(usage?.prompt_tokens ?? 0)}${marked}`;
+      note.textContent = `${formatCount(usage?.completion_tokens ?? 0)} answer tokens, ${formatCount(usage?.prompt_tokens ?? 0)} prompt tokens${marked}`;
     } catch (error) {
       note.textContent = error instanceof DOMException ? "stopped" : error instanceof Error ? error.message : String(error);
       if (!answer.textContent) this.takeBack(turns, question, [shown, answer]);

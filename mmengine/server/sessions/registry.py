@@ -125,7 +125,9 @@ class SessionRegistry:
             )
         mine, share = sum(held[name] for name in held if name.startswith(own)), self._settings.key_share
         if self._admission.has_several_keys and mine and mine + count > most * share:
-            text = f"this API key's waiting frames hold {mine} bytes; another exceeds its share (key_share)"
+            text = (
+                f"this API key's waiting frames hold {mine} bytes; {count} more exceed its share (key_share)"
+            )
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:

@@ -137,8 +137,8 @@ def _check_begins(where: FieldPath, begins: list[str]) -> None:
     for n, m in zip(order, order[1:]):
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(
-                f"{FIELD}, {shown(begins[n])}, also begins structures[{m}]: which of "
-                "them is meant is not known then; make one structure of both, with anyOf in its schema",
+                f"{FIELD}, {shown(begins[n])}, also begins structures[{m}], so an answer "
+                "could mean either structure; merge them into one structure, with anyOf in its schema",
                 path=where / "structures" / n / "begin",
             )
 

@@ -44,9 +44,9 @@ MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of multiples between two limits that are excluded one by one.
 MAX_PLACES = 16  # Maximum number of items after a list's prefix that get an alternative.
 OMITTED_ALTERNATIVES = (
-    f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
-    "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
-    "constraint has no complement (such as the type integer)"
+    f"a list violates the excluded schema within its first {MAX_PLACES} items, and no answer violates it "
+    "only by a format, by a key that neither schema names, or by a key that only the excluded schema names "
+    "and whose constraint has no complement (such as the type integer)"
 )
 # Maximum number of optional properties in `_other_keys`, where each subset of the optional properties becomes
 # an alternative.
