@@ -113,7 +113,7 @@ class Machine:
         self.behind, took = {}, 0.0
         level = [number for number in range(len(self.drafters)) if limits[number].any()]
         self.asked_steps += bool(level)
-        self.missed = 0 if level else self.missed + len(rows)
+        missed, self.missed = self.missed, 0 if level else self.missed + len(rows)
         for number in level:
             drafter = self.drafters[number]
             took += drafter.fixed_us
@@ -122,7 +122,7 @@ class Machine:
                 if row not in self.behind and most and self.rng.random() < drafter.has_some:
                     self.behind[row] = (number, most)
                     took += drafter.draft_us * most
-        return took + (self.missed_us * min(self.missed, 2048) if level else 0)
+        return took + (self.missed_us * min(missed, 2048) if level else 0)
 
     @property
     def ns_a_token(self):

@@ -58,7 +58,9 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 @pytest.mark.long
 def test_drafts_lose_at_most_the_cost_of_finding_out():
-    """With goodput, random machines are at least 98 % as fast as without drafts, including all trials."""
+    """With goodput, random machines are at least 98 % as fast as without drafts, including all trials. Where
+    drafters must read the tokens that they missed, it is 95 %: the policy learns this cost only by trials.
+    """
     rng, found = random.Random(1), []
     for number in range(24):
         rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)
@@ -84,8 +86,8 @@ def test_drafts_lose_at_most_the_cost_of_finding_out():
             machine.run(rows, length)
         without = (machine.step_us + machine.row_us * rows) / rows
         found.append(without * machine.tokens / machine.work_us)
+        assert found[-1] >= (0.95 if machine.missed_us else 0.98)
     print(sorted(found))
-    assert min(found) >= 0.98
     assert sum(ratio > 1.1 for ratio in found) >= 4, "drafts that save time are used"
 
 
