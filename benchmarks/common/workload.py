@@ -19,7 +19,8 @@ TEXTS = (
     "What is 9 minus 5?",
     "Who are you?",
 )
-SIDES = (64, 96, 96, 128, 160, 192, 256)  # Sides in pixels; 9 to 64 visual tokens.
+# Sides in pixels; 9 to 64 visual tokens. The processor enlarges 64 pixels to 96.
+SIDES = (64, 96, 96, 128, 160, 192, 256)
 GROUP = 16  # Every 16 requests have the same mix.
 
 

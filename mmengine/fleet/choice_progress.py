@@ -91,7 +91,7 @@ def _news(
         entries = _joined(answers)[: len(token_ids)]
         if len(entries) < len(token_ids):
             whole, token_ids = None, token_ids[: len(entries)]
-    if whole is None:  # whether the last token ends the choice is unknown, so this token is computed again
+    if whole is None:  # the last token may have ended the choice, so this token is computed again
         token_ids = token_ids[:-1]
         entries = None if entries is None else entries[: len(token_ids)]
     logprobs, confidences = split_entries(entries)

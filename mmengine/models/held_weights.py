@@ -46,12 +46,12 @@ class HeldWeights:
         return weight
 
     def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
-        """Record the formats of GGUF and other quantised tensors. `as_codes`: whether memory contains GGUF's
-        blocks (True) or dequantised values.
+        """Record in which formats the file stores these tensors, if they are quantised. `as_codes`: whether
+        memory holds the tensors as GGUF blocks (True) or dequantised (False).
         """
         for entry in entries:
-            # Record the GGUF type if this tensor or an earlier tensor is held in GGUF blocks, or if this
-            # tensor has no coding. Otherwise `text` names the tensor's coding.
+            # A dequantised GGUF tensor with a `coding` is recorded only if an earlier tensor is held in GGUF
+            # blocks. Otherwise `text` can name the tensor's coding.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:

@@ -13,8 +13,8 @@ NO_ROW = -1
 
 
 class Tracked:
-    """A live request. `chain`: the hash state of the request's tokens, used while the request has no row
-    (contents.PseudoIds).
+    """A live request. `chain`: the hash state of the request's tokens while the request has no row. The
+    hash states of requests with rows are in contents.PseudoIds.
     """
 
     __slots__ = ("request", "row", "chain", "media", "has_adapter", "waits_for_grammar")
@@ -84,8 +84,8 @@ class Result(NamedTuple):
 
     `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes. `counts`: how
     many tokens each row got; None: one each. `names`: the requests in the order of `tokens`; None: as in
-    `rows`. `stale`: (row, request) for requests that were preempted during the step and keep the step's
-    tokens.
+    `rows`. `stale`: (former row, request) for requests that were preempted while the step ran. The step's
+    tokens still count for these requests.
     """
 
     step: Step

@@ -298,8 +298,8 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Return `body`, repeated `low` to `high` times. xgrammar's own counts are fast enough for items and
-    members.
+    """Return an expression for `low` to `high` repetitions of `body`. xgrammar's own repetition,
+    {low,high}, is fast enough for items and members.
     """
     if high == 0:
         return EMPTY

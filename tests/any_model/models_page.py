@@ -11,7 +11,7 @@ HEAD = """# Architectures of transformers
 
 mmengine serves an architecture in one of two ways. *Described* models have mmengine's own networks and
 kernels ([models](../explanation/models.md)). All others run as transformers' modules on mmengine's paged
-cache (`--model-impl transformers`), unless the plugin refuses them.
+cache (`--model-impl transformers`), unless the plugin `mmengine_transformers` refuses them.
 
 `make models` writes this page: it walks the generating architectures of the installed transformers, here
 {version}. {counts}
@@ -46,8 +46,8 @@ VIDEOS = """
 ## Videos
 
 The same checks for prompts with videos of 3 and 4 frames beside texts and images. Both sides get the same
-frames with the same times. In the columns of kills and of decoding processes, the videos are files. In the
-column of files, the processor also chooses the frames.
+frames with the same times. In the columns `videos killed` and `video decoding processes`, the videos are
+files. In the column `video files`, the processor also chooses the frames.
 """
 INTRO = {
     WORKS: (
@@ -108,8 +108,8 @@ def _videos(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
         yield "\nVideos are refused:\n"
         yield from (f"* {kind}: {reason}." for kind, reason in refused)
     said = {
-        "Only log-probabilities are compared for prompts with both images and videos, for which the model's "
-        "own forward fails": BY_PARTS,
+        "For prompts with both images and videos, only log-probabilities are compared, because the forward "
+        "of transformers' model fails": BY_PARTS,
         "Prompts with both images and videos are not compared, because transformers' processor returns the "
         "pixels of only one kind": NOT_MIXED - BY_PARTS,
     }

@@ -143,7 +143,9 @@ DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (
 
 @pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
 def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
-    """If drafting costs more time than it saves, steps have no drafts and overlap."""
+    """Steps with drafts do not overlap. If drafting costs more time than it saves (DEAR), most steps have no
+    drafts and overlap.
+    """
     bench = Overlapping(
         cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
     )
@@ -161,8 +163,8 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 @pytest.mark.long
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
-    """Steps with drafting do not overlap, so the engine's time between steps (`host_ns`) makes each such step
-    longer.
+    """A step that waits for drafts does not overlap, and takes `host_ns` longer. As the drafter returns no
+    drafts, fewer than a tenth of the steps may wait.
     """
 
     class Idle(SimulatedExecutor):
@@ -270,7 +272,8 @@ def test_a_dispatch_that_raises_loses_its_step_and_not_the_one_before():
 
 
 def test_a_wait_that_is_interrupted_is_taken_up_before_anything_else(tmp_path):
-    # Ctrl-C interrupts the wait for a step. The next step logs this failure before a delivery.
+    # Ctrl-C interrupts the wait for a step's result, and then a delivery is reported. The next call of `step`
+    # logs the interrupted step as failed before it logs the delivery.
     class Interrupted(SimulatedExecutor):
         def collect(self):
             if not interrupts:

@@ -1,4 +1,6 @@
-"""Tests a drafter that also reads the next token, which may belong to an image that is not encoded yet."""
+"""Tests `lookahead_tokens`: a drafter also reads the token after a step's tokens. This token may be a
+placeholder of an image that is not encoded yet.
+"""
 
 import numpy as np
 import pytest

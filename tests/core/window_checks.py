@@ -1,6 +1,7 @@
 """Helpers that run and check engines with windows, for test_block_groups.py and test_uniform_window.py.
 
-`change`: adds windows to a seed's settings, or returns None if the settings do not support windows.
+`change`: a function of (config, seed) that returns the config with windows, or None if this config does not
+support windows.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""The short version of `make soak-durable`: fifty concurrent calls of all kinds, and a server that is killed
-six times.
+"""The short version of `make soak-durable`: four rounds of fifty concurrent calls of all kinds. Each of the
+last three rounds kills the engine process twice.
 """
 
 import time

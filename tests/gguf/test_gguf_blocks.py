@@ -85,7 +85,8 @@ def test_a_reader_joins_tensors_of_several_types(opened):
         layer = PackedLinear(library.load(), held)
         assert not isinstance(reader.held("q", "k", alike=True), ChunkedBlocks)
         assert not isinstance(reader.held("k", "v"), ChunkedBlocks) and reader.keeps_blocks("k")
-        size = 64 * 148 + 32 * 210 + (96 + 64) * 256 * 4  # The last two matrices are float32.
+        # (q, k) in blocks, then (q, k) and (k, v) in float32. The 40 rows of (k, v) are padded to 64.
+        size = 64 * 148 + 32 * 210 + (96 + 64) * 256 * 4
         said = f"Q4_K, Q6_K held as codes in {size / 1e6:,.1f} MB; Q4_K, Q6_K dequantised to float32"
         assert reader.how_held() == said
     weights = torch.cat([whole(entries["q"]), whole(entries["k"])])

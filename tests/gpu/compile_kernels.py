@@ -57,8 +57,8 @@ def norm(adds: bool):
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Each entry: heads, KV heads, head size, dtype of q, dtype of the blocks. The values are from the checkpoint
-# in the package, Qwen3-VL-8B and other models.
+# Each entry: heads, KV heads, head size, dtype of q, dtype of the blocks. The sizes are those of the included
+# checkpoint, Qwen3-VL-8B and other models.
 HEADS = [(4, 2, 32, "bf16", "bf16"), (4, 2, 32, "fp32", "fp32"), (14, 2, 64, "fp16", "fp16")]
 HEADS += [(32, 8, 128, each, of) for each, of in (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "u8"))]
 HEADS += [(8, 1, 256, "bf16", "bf16")]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Call(NamedTuple):
     code: str
     group: str
-    outcome: str = "agrees"  # or "differs", "refused", "more"
+    outcome: str = "agrees"  # or "differs", "refused" (only by mmengine), "more" (only transformers raises)
     note: str = ""  # why it differs, or the replacement if it is refused
 
 

@@ -119,7 +119,7 @@ def test_a_list_of_names_may_change_in_place():
 
 
 def test_the_column_follows_the_number_of_names():
-    """The names are compared in chunks of PART, and their number changes within and between chunks."""
+    """`column` compares names in chunks of PART. The counts below are multiples of PART and other numbers."""
     order, names = RunnerOrder(), [f"r{number}" for number in range(3 * PART)]
     step = Step(0, None, names, int32_bytes(range(3 * PART)), 3 * PART, 0, 0)
     order.arrived(step)

@@ -50,8 +50,7 @@ def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
         last_missing = np.maximum.accumulate(np.where(is_missing, numbers, -1), axis=1)
         first = view.windows.first_needed((numbers + 1) * view.block_size)
         fitting = numbers[(last_missing < first).all(axis=0)]
-        # After fewer hits, the windows may begin before `low`. Blocks there were not checked, so search
-        # again.
+        # With fewer hits, the windows may begin before `low`, where no block was checked yet: search again.
         best = int(fitting[-1]) + 1 if len(fitting) else low
         if best == count or not low:
             return best

@@ -16,8 +16,8 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """A scheduling call's outcome. Each list except `evicted` has the order of the call's decisions. Requests
-    are named by their ids.
+    """A scheduling call's outcome. Lists other than `evicted` are in the order of the call's decisions. A
+    request is given as its id.
 
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
@@ -194,7 +194,7 @@ class DerivedOutcome:
         return hits + self._blocks_from(row, num_hits)
 
     def _blocks_from(self, row: int, first: int) -> list[int]:
-        """Return a row's blocks from block number `first` on. Each number has one block per group."""
+        """Return a row's blocks from table index `first` on, sorted by index and then by block group."""
         state, numbers = self._state, slice(first, int(self._state.num_blocks[row]))
         tables = [state.block_table[row, numbers]]
         tables += [table[row, numbers] for table in state.windows.tables]

@@ -37,9 +37,9 @@ def verify_hosted(
     own: str = "",
 ) -> VerifyReport:
     """Return the verification report for a log with a host's decisions. `rules`: used in place of the rules
-    for the host's version. `own`: the host's own scheduler to derive the decisions (see `own_scheduler`), or
-    "" for this build's rules. Raises CorruptLog for contradictory records, and LogError if the host's own
-    scheduler is not available.
+    for the host's version. `own`: the name of the host's own scheduler, which then derives the decisions (see
+    `own_scheduler`), or "" for this build's rules. Raises CorruptLog for contradictory records, and LogError
+    if the host's own scheduler is not available.
     """
     rules = rules or (own_rules(own, log.started) if own else rules_for(log.started))
     engine: HostEngine | None = None

@@ -1,7 +1,8 @@
 """Converts a step's block tables to FlashInfer's format: a list with the blocks (pages) of all rows.
 
-Row i has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to page_starts[i +
-1] in the list. The row's last page has last_page_len[i] tokens, and the row's other pages are full.
+Row i has the queries query_starts[i] to query_starts[i + 1] - 1, and the list's pages at the indices
+page_starts[i] to page_starts[i + 1] - 1. The row's last page has last_page_len[i] tokens, and the row's other
+pages are full.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ Places = slice | np.ndarray
 
 
 class Part(NamedTuple):
-    """n rows whose attention is computed in a single call. The arrays are int32 on the host."""
+    """n rows whose attention a single call computes. All arrays are on the host, all but `tokens` int32."""
 
     tokens: Places  # the rows' tokens in the step: a slice, or intp indices
     query_starts: np.ndarray  # [n + 1]

@@ -40,7 +40,8 @@ _OF_IMAGES = ("min_pixels", "max_pixels")
 _OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
 _OF_BOTH = ("size", "do_resize")
 _NESTED = ("images_kwargs", "videos_kwargs")
-# Processing options that transformers does not have. These options may also be keys in `processor_kwargs`.
+# Processing options that transformers lacks, and `video_metadata`. In a call, these options are keys of
+# `processor_kwargs`, not direct keywords.
 _OURS = (
     "local_files",
     "urls",
@@ -55,7 +56,7 @@ _OURS = (
     "sample_fps",
     "raw_fps",
 )
-# Options of transformers' processors that have no effect on a single prompt.
+# Options of transformers' processors that `settle_processing` accepts and ignores.
 _ALWAYS = frozenset(
     {
         "add_special_tokens",

@@ -16,8 +16,8 @@ from mmengine.processing.media.video import Clip, Sample, open_clip, sample_clip
 
 # Maximum number of pixels in all frames of a video. The processor resizes all frames together.
 MAX_SOURCE_PIXELS = 2**27
-# For a processor that neither samples frames nor sets a frame rate or frame count: the frames per second, and
-# the maximum number of frames if the processor has no `max_frames`.
+# Used if neither the request nor the processor's settings choose frames: frames per second, and the maximum
+# number of frames unless `max_frames` is set.
 DEFAULT_FPS, DEFAULT_FRAMES = 2.0, 32
 MAX_TOTAL = 2**31 - 1  # Maximum `total_num_frames` in metadata.
 Arguments = dict[str, object]

@@ -1,9 +1,9 @@
 // Paged attention that reads the KV pool in place, without gathering, and never reads past a row's last token.
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
-// row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
-// it get the same bits as single queries. With tiles_only, this holds for any number of queries. Keys that no query of
-// the row sees are not read.
+// row's result depends neither on the step's other rows nor on the number of threads. If a row's queries are a token
+// and up to 15 drafts after it, each gets the same bits as in a step of its own. With tiles_only, this holds for any
+// queries of a row. Keys that no query of the row sees are not read.
 #pragma once
 
 #include <stdint.h>
@@ -20,7 +20,7 @@ typedef struct {
   int32_t block_size;  // a power of two
   int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 512
   int32_t dtype;  // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
-  int32_t tiles_only;  // 1: all rows use tiles, so that a token gets the same bits in a chunk of any size
+  int32_t tiles_only;  // 1: all rows use tiles, so that a token's bits do not depend on its chunk's size
   const int32_t* query_starts;  // [n + 1] index of each row's first token, then t
   const int32_t* kv_lens;  // [n] tokens that each row has after this step
   const int32_t* num_drafts;  // [n] how many of a row's last queries are drafts; NULL: no drafts
@@ -28,7 +28,7 @@ typedef struct {
   const int64_t* slots;  // [t] block * block_size + offset
 } mm_attention_step;
 
-// Which keys a layer's queries see, and how scores are computed. Positions count a row's tokens.
+// Which keys a layer's queries see, and how scores are computed. `query` and `key` are positions in the row.
 typedef struct {
   int32_t window;  // a query sees only keys > query - window; 0: no window
   int32_t chunk;  // a query sees only keys with key / chunk == query / chunk; 0: no chunks

@@ -17,8 +17,9 @@ int64_t place_int4(int column, int64_t t) {
 }
 int shift_int4(int64_t t) { return t / 2 % 2 * 4; }
 
-// Stores a column's FP8 codes and scale. Keeps the stored scale's sign, which may mark another column's odd codes
-// (linear/codes_avx2.h). Codes after `count` need no value, because x is zero there.
+// Stores a column's FP8 codes and its scale's magnitude; the scale's sign moves to the codes. The sign bit that is
+// already stored in the scale's place is kept, because it may mark odd codes of another column (linear/codes_avx2.h).
+// Codes from `count` on need no value, because x is zero there.
 void encode_fp8(char* group, int size, int column, const uint8_t* codes, int64_t count, float scale) {
   uint32_t bits, known;
   memcpy(&bits, &scale, 4);
