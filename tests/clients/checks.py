@@ -107,20 +107,19 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue():
-    """Fill the small server's queue, and empty the queue once the server has refused a call.
+    """Fill the small server's queue, and empty the queue once the server has refused a call in the block.
 
-    Two streams fill the queue, because the server accepts two calls. A third stream would be refused itself.
+    The server accepts two calls. A third stream takes the place of a stream that ends.
     """
-    leaving = threading.Event()
-    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(2)]
+    leaving, refused = threading.Event(), []
+    streams = [threading.Thread(target=_occupy, args=(leaving, refused)) for _ in range(3)]
     for stream in streams:
         stream.start()
     try:
         end = time.monotonic() + 10
         while not _is_full():
             assert time.monotonic() < end, "the queue does not fill"
-        watcher = threading.Thread(target=_leave_after_a_refusal, args=(_num_refused(), leaving))
-        watcher.start()
+        threading.Thread(target=_leave_after_a_refusal, args=(leaving, refused)).start()
         yield
     finally:
         leaving.set()
@@ -128,9 +127,15 @@ def full_queue():
             stream.join()
 
 
-def _leave_after_a_refusal(before, leaving):
-    while not leaving.is_set() and _num_refused() == before:
+def _leave_after_a_refusal(leaving, refused):
+    """Set `leaving` once the server has refused a call that is not in `refused`, the streams' refused calls.
+
+    A stream learns of its refusal after the server has counted it, so two looks must agree.
+    """
+    before, looks = _num_refused() - len(refused), 0
+    while not leaving.is_set() and looks < 2:
         leaving.wait(0.05)
+        looks = looks + 1 if _num_refused() - len(refused) > before else 0
     leaving.set()
 
 
@@ -162,11 +167,13 @@ def _asked(fields, timeout=30):
     return connection
 
 
-def _occupy(leaving):
-    """Run streams one after another until `leaving` is set."""
+def _occupy(leaving, refused):
+    """Run streams one after another until `leaving` is set. Refused streams are added to `refused`."""
     while not leaving.is_set():
         connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
         response = connection.getresponse()
+        if response.status == 429:
+            refused.append(response)
         while not leaving.is_set() and response.read(64):
             pass
         response.close()

@@ -78,6 +78,15 @@ def test_a_head_changes_no_token(sampling):
             assert stats.num_preemptions or "stop" in sampling
 
 
+def test_a_head_reads_no_pooled_token_without_a_successor():
+    """A pooled prompt of one token gets no next token. The head once failed, and dropped a step's drafts."""
+    with Engine(config=EngineConfig(spec="eagle3", draft_policy="all")) as engine:
+        assert engine.embed([[5]]).shape == engine.embed(["a"]).shape
+        engine.generate(list(prompts(2)), max_tokens=8)
+        engine.embed([[7], [9]])
+        assert engine.built.executor._runner._drafting.report == [("eagle3", 0)]
+
+
 def test_the_prefix_cache_hits_equal_a_run_without_a_head():
     """A head loses at most 16 % of the cached tokens, because its KV for a block also depends on the next
     token.

@@ -178,6 +178,8 @@ class HeadDrafter:
             if late.any():
                 self._read_late(states, rows, late, lacks, texts)
                 now &= ~late
+            # A pooled request's last token has no successor, and may be the row's only token in the step.
+            now &= texts.lengths[rows] - 1 > plan.num_computed
             if now.any():
                 self._read(accepted_tokens(states, rows, now, texts), texts)
         except Exception:
