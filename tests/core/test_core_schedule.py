@@ -173,7 +173,7 @@ def test_a_request_is_not_admitted_into_blocks_for_its_first_chunk_only():
     bench = Bench(num_blocks=17, token_budget=24)
     bench.submit(request("a", 36, max_tokens=2), request("b", 36))
     assert decided(bench) == [("admit", "a", 24)]
-    assert decided(bench) == [("run", [12])], "ten blocks of sixteen are held; b needs nine"
+    assert decided(bench) == [("run", [12])], "nine blocks of sixteen are held, and b needs nine"
 
 
 def busy(policy):
@@ -254,7 +254,7 @@ def test_answers_are_hits_too():
     longer = [*range(100, 106), *bench.tokens["a"], 7]
     bench.submit(request("b", longer))
     (admitted,) = bench.decisions()
-    assert len(ints(admitted.cached_blocks)) == 3, "12 of the 13 tokens whose KV was computed"
+    assert len(ints(admitted.cached_blocks)) == 3, "the KV of 12 of the 13 tokens was computed"
     check_answers(bench, request("b", longer))
 
 
