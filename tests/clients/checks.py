@@ -6,7 +6,6 @@ only images of shapes.
 import http.client
 import json
 import os
-import re
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ QUESTION = "What is a triangle?"
 # The package's model was trained on this prompt, so it answers in JSON without a schema.
 TAUGHT = "Return JSON for this image."
 REFUSED = "unsupported_parameter"  # The error code for known fields that the server refuses.
+FULL_S = 0.5  # Clients call at once, and retry for more than a second.
 Colour = Literal["red", "blue"]
 Corners = Annotated[int, Field(ge=0, le=9)]
 _checks = []
@@ -107,46 +107,24 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue():
-    """Fill the small server's queue, and empty the queue once the server has refused a call in the block.
+    """Keep the small server's queue full for the first FULL_S seconds of the block.
 
     The server accepts two calls. A third stream takes the place of a stream that ends.
     """
-    leaving, refused = threading.Event(), []
-    streams = [threading.Thread(target=_occupy, args=(leaving, refused)) for _ in range(3)]
+    leaving = threading.Event()
+    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
     for stream in streams:
         stream.start()
     try:
         end = time.monotonic() + 10
         while not _is_full():
             assert time.monotonic() < end, "the queue does not fill"
-        threading.Thread(target=_leave_after_a_refusal, args=(leaving, refused)).start()
+        threading.Timer(FULL_S, leaving.set).start()
         yield
     finally:
         leaving.set()
         for stream in streams:
             stream.join()
-
-
-def _leave_after_a_refusal(leaving, refused):
-    """Set `leaving` once the server has refused a call that is not in `refused`, the streams' refused calls.
-
-    A stream learns of its refusal after the server has counted it, so two looks must agree.
-    """
-    before, looks = _num_refused() - len(refused), 0
-    while not leaving.is_set() and looks < 2:
-        leaving.wait(0.05)
-        looks = looks + 1 if _num_refused() - len(refused) > before else 0
-    leaving.set()
-
-
-def _num_refused():
-    """Return the number of calls that the small server has answered with 429."""
-    connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=30)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    counts = re.findall(r'^mmengine_http_requests_total\{.*code="429".*\} (\S+)$', text, re.MULTILINE)
-    return sum(map(float, counts))
 
 
 def _is_full():
@@ -167,13 +145,11 @@ def _asked(fields, timeout=30):
     return connection
 
 
-def _occupy(leaving, refused):
-    """Run streams one after another until `leaving` is set. Refused streams are added to `refused`."""
+def _occupy(leaving):
+    """Run streams one after another until `leaving` is set."""
     while not leaving.is_set():
         connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
         response = connection.getresponse()
-        if response.status == 429:
-            refused.append(response)
         while not leaving.is_set() and response.read(64):
             pass
         response.close()
