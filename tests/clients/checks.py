@@ -109,10 +109,10 @@ def outcome_of(function):
 def full_queue():
     """Keep the small server's queue full for the first FULL_S seconds of the block.
 
-    The server accepts two calls. A third stream takes the place of a stream that ends.
+    The server accepts two calls. Six more streams compete with the client for a place that becomes free.
     """
     leaving = threading.Event()
-    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
+    streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(8)]
     for stream in streams:
         stream.start()
     try:
